@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <vpkl/core/error.hpp>
+#include <vpkl/parallel/communicator.hpp>
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <utility>
+
+namespace vpkl {
+
+namespace {
+
+class SelfTransport final : public Transport {
+ public:
+  char const* name() const override { return "self"; }
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  void all_gather(void const* local, void* gathered, std::size_t bytes,
+                  std::chrono::milliseconds) override {
+    if (local != gathered && bytes > 0) std::memcpy(gathered, local, bytes);
+  }
+  void all_reduce_sum(float*, std::int64_t, std::chrono::milliseconds) override {}
+  std::unique_ptr<Transport> split(int, int) override { return std::make_unique<SelfTransport>(); }
+};
+
+}  // namespace
+
+struct Communicator::State {
+  std::unique_ptr<Transport> transport;
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  CommunicationCounters counters;
+  bool alive = true;
+};
+
+Communicator::Communicator() : state_(std::make_shared<State>()) {
+  state_->transport = std::make_unique<SelfTransport>();
+}
+
+Communicator::Communicator(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+Communicator Communicator::from_transport(std::unique_ptr<Transport> transport) {
+  if (!transport) throw InvalidArgument("Communicator: the transport is null");
+  auto state = std::make_shared<State>();
+  state->transport = std::move(transport);
+  return Communicator(std::move(state));
+}
+
+int Communicator::rank() const { return state_->transport->rank(); }
+int Communicator::size() const { return state_->transport->size(); }
+char const* Communicator::transport_name() const { return state_->transport->name(); }
+bool Communicator::alive() const { return state_->alive; }
+std::chrono::milliseconds Communicator::timeout() const { return state_->timeout; }
+CommunicationCounters Communicator::counters() const { return state_->counters; }
+
+void Communicator::set_timeout(std::chrono::milliseconds timeout) {
+  if (timeout.count() <= 0)
+    throw InvalidArgument(
+        fmt::format("communication time-out is {} ms, expected more than 0", timeout.count()));
+  state_->timeout = timeout;
+}
+
+template <class F>
+void Communicator::guarded(F&& collective) const {
+  if (!state_->alive)
+    throw CommunicationError(fmt::format(
+        "the {} communicator is dead after an earlier failure; make a new one", transport_name()));
+  try {
+    collective(*state_->transport);
+  } catch (CommunicationError const&) {
+    state_->alive = false;
+    throw;
+  }
+}
+
+Communicator Communicator::split(int color, int key) const {
+  auto state = std::make_shared<State>();
+  state->timeout = state_->timeout;
+  guarded([&](Transport& t) { state->transport = t.split(color, key); });
+  return Communicator(std::move(state));
+}
+
+template <class ExecutionSpace>
+void Communicator::all_gather(ExecutionSpace const& exec, void const* local, void* gathered,
+                              std::size_t bytes) const {
+  static_assert(impl::is_host_space<ExecutionSpace>, "vpkl::Communicator: host spaces only");
+  impl::fence(exec, "vpkl::Communicator::all_gather");
+  guarded([&](Transport& t) { t.all_gather(local, gathered, bytes, state_->timeout); });
+  ++state_->counters.all_gathers;
+  state_->counters.all_gather_bytes += static_cast<std::int64_t>(bytes);
+}
+
+template <class ExecutionSpace>
+void Communicator::all_reduce_sum(ExecutionSpace const& exec, float* data,
+                                  std::int64_t count) const {
+  static_assert(impl::is_host_space<ExecutionSpace>, "vpkl::Communicator: host spaces only");
+  impl::fence(exec, "vpkl::Communicator::all_reduce_sum");
+  guarded([&](Transport& t) { t.all_reduce_sum(data, count, state_->timeout); });
+  ++state_->counters.all_reduces;
+}
+
+template <class ExecutionSpace>
+void Communicator::wait(ExecutionSpace const& exec) const {
+  impl::fence(exec, "vpkl::Communicator::wait");
+}
+
+void Communicator::exchange_record(void const* local, void* gathered, std::size_t bytes) const {
+  guarded([&](Transport& t) { t.all_gather(local, gathered, bytes, state_->timeout); });
+  ++state_->counters.records;
+}
+
+#define VPKL_INSTANTIATE(Exec)                                                                \
+  template void Communicator::all_gather(Exec const&, void const*, void*, std::size_t) const; \
+  template void Communicator::all_reduce_sum(Exec const&, float*, std::int64_t) const;        \
+  template void Communicator::wait(Exec const&) const;
+VPKL_FOREACH_EXECUTION_SPACE(VPKL_INSTANTIATE)
+#undef VPKL_INSTANTIATE
+
+}  // namespace vpkl

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <vpkl/core/error.hpp>
+#include <vpkl/parallel/communicator.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace vpkl {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void check_mpi(int code, char const* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "unknown error";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw CommunicationError(fmt::format("{} failed: {}", call, text));
+}
+
+#define VPKL_CHECK_MPI(call) check_mpi((call), #call)
+
+bool mpi_usable() {
+  int initialized = 0, finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  return initialized != 0 && finalized == 0;
+}
+
+/// One MPI datatype of exactly `bytes` bytes, so that counts beyond INT_MAX are one element.
+class ByteBlock {
+ public:
+  explicit ByteBlock(std::size_t bytes) {
+    constexpr std::size_t piece = std::size_t(1) << 30;
+    std::size_t const whole = bytes / piece;
+    int const rest = static_cast<int>(bytes % piece);
+    MPI_Datatype large = MPI_DATATYPE_NULL;
+    VPKL_CHECK_MPI(MPI_Type_contiguous(static_cast<int>(piece), MPI_BYTE, &large));
+    int lengths[2] = {static_cast<int>(whole), rest};
+    MPI_Aint offsets[2] = {0, static_cast<MPI_Aint>(whole * piece)};
+    MPI_Datatype types[2] = {large, MPI_BYTE};
+    int const code = MPI_Type_create_struct(2, lengths, offsets, types, &type_);
+    MPI_Type_free(&large);
+    VPKL_CHECK_MPI(code);
+    VPKL_CHECK_MPI(MPI_Type_commit(&type_));
+  }
+  ~ByteBlock() {
+    if (type_ != MPI_DATATYPE_NULL) MPI_Type_free(&type_);
+  }
+  ByteBlock(ByteBlock const&) = delete;
+  ByteBlock& operator=(ByteBlock const&) = delete;
+  MPI_Datatype type() const { return type_; }
+
+ private:
+  MPI_Datatype type_ = MPI_DATATYPE_NULL;
+};
+
+/// Small messages go through buffers of the transport's own: MPI may write into them long after a
+/// missed deadline, when the caller's memory is gone.
+class MpiTransport final : public Transport {
+ public:
+  explicit MpiTransport(MPI_Comm owned) : comm_(owned) {
+    VPKL_CHECK_MPI(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN));
+    VPKL_CHECK_MPI(MPI_Comm_rank(comm_, &rank_));
+    VPKL_CHECK_MPI(MPI_Comm_size(comm_, &size_));
+  }
+  ~MpiTransport() override {
+    if (!mpi_usable()) return;
+    // Freeing a communicator with a collective in flight is erroneous; a dead one is kept.
+    if (abandoned_)
+      staging_.release();
+    else
+      MPI_Comm_free(&comm_);
+  }
+
+  char const* name() const override { return "mpi"; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  void all_gather(void const* local, void* gathered, std::size_t bytes,
+                  std::chrono::milliseconds timeout) override {
+    if (bytes == 0) return;
+    auto* const bytes_out = static_cast<unsigned char*>(gathered);
+    bool const staged = bytes <= staging_limit;
+    unsigned char* target = bytes_out;
+    if (staged) {
+      std::size_t const needed = bytes * static_cast<std::size_t>(size_);
+      if (staging_->size() < needed) staging_->resize(needed);
+      target = staging_->data();
+    }
+    unsigned char* const slot = target + bytes * static_cast<std::size_t>(rank_);
+    if (local != slot) std::memmove(slot, local, bytes);
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (bytes <= INT_MAX) {
+      VPKL_CHECK_MPI(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, target,
+                                    static_cast<int>(bytes), MPI_BYTE, comm_, &request));
+      wait(request, timeout, "MPI_Iallgather");
+    } else {
+      ByteBlock const block(bytes);
+      VPKL_CHECK_MPI(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, target, 1, block.type(),
+                                    comm_, &request));
+      wait(request, timeout, "MPI_Iallgather");
+    }
+    if (staged) std::memcpy(bytes_out, target, bytes * static_cast<std::size_t>(size_));
+  }
+
+  void all_reduce_sum(float* data, std::int64_t count, std::chrono::milliseconds timeout) override {
+    constexpr std::int64_t piece = std::int64_t(1) << 28;
+    for (std::int64_t begin = 0; begin < count; begin += piece) {
+      int const n = static_cast<int>(std::min(piece, count - begin));
+      MPI_Request request = MPI_REQUEST_NULL;
+      VPKL_CHECK_MPI(
+          MPI_Iallreduce(MPI_IN_PLACE, data + begin, n, MPI_FLOAT, MPI_SUM, comm_, &request));
+      wait(request, timeout, "MPI_Iallreduce");
+    }
+  }
+
+  std::unique_ptr<Transport> split(int color, int key) override {
+    MPI_Comm part = MPI_COMM_NULL;
+    VPKL_CHECK_MPI(MPI_Comm_split(comm_, color, key, &part));
+    return std::make_unique<MpiTransport>(part);
+  }
+
+ private:
+  static constexpr std::size_t staging_limit = std::size_t(1) << 20;
+
+  void wait(MPI_Request& request, std::chrono::milliseconds timeout, char const* call) {
+    auto const start = Clock::now();
+    for (std::int64_t polls = 0;; ++polls) {
+      int done = 0;
+      check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
+      if (done) return;
+      if (polls < 1000) continue;
+      auto const waited =
+          std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
+      if (waited > timeout) {
+        abandoned_ = true;
+        throw CommunicationError(
+            fmt::format("{} over {} ranks did not end within {} ms on rank {}: another rank failed "
+                        "or never made the call",
+                        call, size_, timeout.count(), rank_));
+      }
+      // Ranks may share a core: let the others run.
+      if (polls % 64 == 0 && waited > std::chrono::milliseconds(20))
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+      else
+        std::this_thread::yield();
+    }
+  }
+
+  MPI_Comm comm_;
+  int rank_ = 0;
+  int size_ = 1;
+  bool abandoned_ = false;
+  std::unique_ptr<std::vector<unsigned char>> staging_ =
+      std::make_unique<std::vector<unsigned char>>();
+};
+
+}  // namespace
+
+Communicator Communicator::mpi(MPI_Comm comm) {
+  if (!mpi_usable())
+    throw InvalidArgument("Communicator::mpi: MPI is not initialised, or already finalised");
+  if (comm == MPI_COMM_NULL)
+    throw InvalidArgument("Communicator::mpi: the communicator is MPI_COMM_NULL");
+  MPI_Comm own = MPI_COMM_NULL;
+  VPKL_CHECK_MPI(MPI_Comm_dup(comm, &own));
+  return from_transport(std::make_unique<MpiTransport>(own));
+}
+
+}  // namespace vpkl

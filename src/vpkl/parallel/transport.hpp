@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// \brief What a message layer must do to carry vpkl's collectives.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace vpkl {
+
+/// A message layer over host memory. Implement it to let any framework's process group serve as a
+/// Communicator (Communicator::from_transport). Calls block until done, or throw
+/// CommunicationError when `timeout` passes or the layer reports a failure.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual char const* name() const = 0;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// \brief Concatenates `bytes` of every rank in rank order.
+  /// \param[in] local `bytes` bytes, or the own slot of `gathered`
+  /// \param[out] gathered `size() * bytes` bytes
+  virtual void all_gather(void const* local, void* gathered, std::size_t bytes,
+                          std::chrono::milliseconds timeout) = 0;
+
+  /// \brief Sums `count` floats over the ranks, in place.
+  virtual void all_reduce_sum(float* data, std::int64_t count,
+                              std::chrono::milliseconds timeout) = 0;
+
+  /// \brief Groups ranks of equal `color`, ordered by `key`.
+  virtual std::unique_ptr<Transport> split(int color, int key) = 0;
+};
+
+}  // namespace vpkl
