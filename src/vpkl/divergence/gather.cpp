@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <vpkl/core/allocate.hpp>
+#include <vpkl/core/copy_rows.hpp>
+#include <vpkl/core/error.hpp>
+#include <vpkl/divergence/gather.hpp>
+#include <vpkl/parallel/agreement.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace vpkl {
+
+namespace impl {
+
+void check_headers(Communicator const& comm, void const* gathered, std::size_t bytes,
+                   std::exception_ptr error) {
+  auto const header = [&](int rank) {
+    MessageHeader h;
+    std::memcpy(
+        &h, static_cast<unsigned char const*>(gathered) + static_cast<std::size_t>(rank) * bytes,
+        sizeof h);
+    return h;
+  };
+  MessageHeader const first = header(0);
+  bool bad = false;
+  for (int r = 0; r < comm.size(); ++r) {
+    MessageHeader const h = header(r);
+    bad = bad || h.error != 0 || h.rows != first.rows;
+  }
+  if (!bad) return;
+  // The same headers arrived everywhere, so every rank gets here.
+  Agreement agreement("divergence");
+  agreement.equal("row counts", header(comm.rank()).rows);
+  if (error) agreement.fail(std::move(error));
+  agreement.exchange(comm);
+}
+
+}  // namespace impl
+
+template <class ExecutionSpace>
+VocabularyGather<ExecutionSpace>::VocabularyGather(ExecutionSpace const& exec, Communicator comm,
+                                                   VocabShard shard, ElementType type,
+                                                   std::int64_t max_rows)
+    : comm_(std::move(comm)), shard_(std::move(shard)), type_(type), max_rows_(max_rows) {
+  if (max_rows < 0)
+    throw InvalidArgument(
+        fmt::format("vocabulary gather: max_rows is {}, expected at least 0", max_rows));
+  std::size_t const bytes =
+      sizeof(impl::MessageHeader) +
+      static_cast<std::size_t>(max_rows * shard_.largest_width()) * size_of(type) + 16;
+  message_ = impl::allocate_bytes(exec, "vpkl::VocabularyGather::message",
+                                  bytes * static_cast<std::size_t>(comm_.size()));
+}
+
+template <class ExecutionSpace>
+void VocabularyGather<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstRows const& local,
+                                               Rows const& whole, std::exception_ptr error) {
+  std::int64_t const rows = std::min(std::max<std::int64_t>(local.index.count, 0), max_rows_);
+  if (!error) {
+    try {
+      check_rows(local, "vocabulary gather, local rows");
+      check_rows(whole, "vocabulary gather, whole rows");
+      if (local.index.count > max_rows_)
+        throw InvalidArgument(fmt::format("vocabulary gather: {} rows, expected at most {}",
+                                          local.index.count, max_rows_));
+      if (local.type != type_ || whole.type != type_)
+        throw InvalidArgument(fmt::format("vocabulary gather: types are {} and {}, expected {}",
+                                          to_string(local.type), to_string(whole.type),
+                                          to_string(type_)));
+      if (local.width < shard_.width())
+        throw InvalidArgument(
+            fmt::format("vocabulary gather: local width is {}, expected at least the shard's {}",
+                        local.width, shard_.width()));
+      if (whole.width < shard_.vocabulary() || whole.index.count != local.index.count)
+        throw InvalidArgument(
+            fmt::format("vocabulary gather: whole rows are [{}, {}], expected [{}, at least {}]",
+                        whole.index.count, whole.width, local.index.count, shard_.vocabulary()));
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  int const ranks = comm_.size();
+  if (ranks == 1 && error) std::rethrow_exception(error);
+
+  std::int64_t const pitch = shard_.largest_width();
+  std::size_t const size = size_of(type_);
+  std::size_t const bytes =
+      (sizeof(impl::MessageHeader) + static_cast<std::size_t>(rows * pitch) * size + 15) / 16 * 16;
+  auto const slot = [&](int rank) {
+    return message_.data() + static_cast<std::size_t>(rank) * bytes;
+  };
+  auto const body = [&](int rank) {
+    return Rows{slot(rank) + sizeof(impl::MessageHeader), type_, pitch,
+                RowIndex::strided(rows, pitch)};
+  };
+  impl::MessageHeader header;
+  header.error = static_cast<std::int32_t>(error_kind(error));
+  header.rows = rows;
+  impl::fence(exec, "vpkl::VocabularyGather::header");
+  std::memcpy(slot(comm_.rank()), &header, sizeof header);
+  if (!error)
+    impl::copy_rows(exec, "vpkl::VocabularyGather::pack", local, 0, body(comm_.rank()), 0,
+                    shard_.width());
+  comm_.all_gather(exec, slot(comm_.rank()), message_.data(), bytes);
+  impl::check_headers(comm_, message_.data(), bytes, error);
+  for (int r = 0; r < ranks; ++r)
+    impl::copy_rows(exec, "vpkl::VocabularyGather::unpack", body(r), 0, whole, shard_.bounds()[r],
+                    shard_.bounds()[r + 1] - shard_.bounds()[r]);
+}
+
+#define VPKL_INSTANTIATE(Exec) template class VocabularyGather<Exec>;
+VPKL_FOREACH_EXECUTION_SPACE(VPKL_INSTANTIATE)
+#undef VPKL_INSTANTIATE
+
+}  // namespace vpkl

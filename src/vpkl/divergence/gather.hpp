@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// \brief Gathers the shards of rows of logits into whole rows.
+#pragma once
+
+#include <vpkl/core/rows.hpp>
+#include <vpkl/parallel/communicator.hpp>
+#include <vpkl/vocab/shard.hpp>
+
+#include <cstdint>
+#include <exception>
+
+namespace vpkl {
+
+/// All-gathers `[rows, shard]` of every rank and reorders to `[rows, vocabulary]`. Used by the
+/// gathered route, and to make whole teacher rows for its cache.
+template <class ExecutionSpace>
+class VocabularyGather {
+ public:
+  /// \brief Owns the message buffers: ranks · max_rows · (largest shard) elements.
+  VocabularyGather(ExecutionSpace const& exec, Communicator comm, VocabShard shard,
+                   ElementType type, std::int64_t max_rows);
+
+  /// \brief Collective, one all-gather.
+  /// \param[in] local rows at least as wide as the shard
+  /// \param[out] whole `[local.index.count, vocabulary]`
+  /// \param[in] error this rank's failure, if any: every rank then throws it
+  void execute(ExecutionSpace const& exec, ConstRows const& local, Rows const& whole,
+               std::exception_ptr error = nullptr);
+
+  std::size_t workspace_bytes() const { return message_.size(); }
+
+ private:
+  Communicator comm_;
+  VocabShard shard_;
+  ElementType type_;
+  std::int64_t max_rows_;
+  ByteView<ExecutionSpace> message_;
+};
+
+namespace impl {
+
+/// Heads a rank's message; as large as a record of statistics.
+struct alignas(16) MessageHeader {
+  std::int32_t error = 0;
+  std::int32_t reserved = 0;
+  std::int64_t rows = 0;
+  std::int64_t padding[2] = {0, 0};
+};
+static_assert(sizeof(MessageHeader) == 32, "a header takes the place of one record");
+
+/// \brief Throws on every rank when a gathered header carries an error or another row count.
+/// \param[in] gathered message of rank 0; the others follow `bytes` apart
+void check_headers(Communicator const& comm, void const* gathered, std::size_t bytes,
+                   std::exception_ptr error);
+
+}  // namespace impl
+}  // namespace vpkl

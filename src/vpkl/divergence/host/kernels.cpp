@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <vpkl/core/allocate.hpp>
+#include <vpkl/divergence/host/block.hpp>
+#include <vpkl/divergence/kernels.hpp>
+
+#include <algorithm>
+
+namespace vpkl::impl {
+
+namespace {
+
+using host::Block;
+using host::block_columns;
+
+std::int64_t blocks_of(std::int64_t columns) {
+  return (columns + block_columns - 1) / block_columns;
+}
+
+void const* row_address(ConstRows const& rows, std::int64_t row) {
+  return static_cast<unsigned char const*>(rows.data) +
+         static_cast<std::size_t>(rows.index(row)) * size_of(rows.type);
+}
+
+void* row_address(Rows const& rows, std::int64_t row) {
+  return static_cast<unsigned char*>(rows.data) +
+         static_cast<std::size_t>(rows.index(row)) * size_of(rows.type);
+}
+
+float weight_of(RowJob const& job, std::int64_t row) { return job.weight ? job.weight[row] : 1.0f; }
+
+/// \return columns of the block
+int load(RowJob const& job, std::int64_t row, std::int64_t block_index, Block& block) {
+  std::int64_t const first = block_index * block_columns;
+  int const columns = static_cast<int>(std::min<std::int64_t>(block_columns, job.columns - first));
+  auto const* teacher = static_cast<unsigned char const*>(row_address(job.teacher, row)) +
+                        static_cast<std::size_t>(job.teacher_first) * size_of(job.teacher.type);
+  block.load(job.student.type, row_address(job.student, row), job.teacher.type, teacher, first,
+             columns);
+  return columns;
+}
+
+RowAccumulator accumulator(KernelOptions const& options) {
+  return {options.weighting, static_cast<double>(options.inverse_temperature)};
+}
+
+RowStatistics row_statistics(RowJob const& job, std::int64_t row) {
+  Block block;
+  RowAccumulator sum = accumulator(job.options);
+  std::int64_t const blocks = blocks_of(job.columns);
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    load(job, row, b, block);
+    sum.add(host::statistics(block, job.options));
+  }
+  return sum.result();
+}
+
+bool has_sums(RowConstants const& constants) { return constants.state == RowState::regular; }
+
+JsdSums row_jsd_sums(RowJob const& job, std::int64_t row, RowConstants const& constants) {
+  JsdSums total;
+  if (!has_sums(constants)) return total;
+  Block block;
+  std::int64_t const blocks = blocks_of(job.columns);
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    load(job, row, b, block);
+    JsdSums const part = host::jsd_sums(block, constants, job.options);
+    total.student += part.student;
+    total.teacher += part.teacher;
+  }
+  return total;
+}
+
+/// Blocks `[first, last)` of a row's gradient.
+void row_gradient(RowJob const& job, std::int64_t row, RowConstants const& constants,
+                  Rows const& gradient, std::int64_t first, std::int64_t last) {
+  Block block;
+  alignas(64) float out[block_columns];
+  void* const to = row_address(gradient, row);
+  float const weight = weight_of(job, row);
+  for (std::int64_t b = first; b < last; ++b) {
+    int const columns = load(job, row, b, block);
+    host::gradient(block, constants, job.options, weight, out);
+    host::store(gradient.type, to, b * block_columns, columns, out);
+  }
+}
+
+/// Value and part `segment` of `segments` of a row's gradient.
+void finish_row(RowJob const& job, std::int64_t row, RowStatistics const& merged,
+                JsdSums const& sums, std::int64_t segment, std::int64_t segments, float* value,
+                Rows const& gradient) {
+  if (weight_of(job, row) == 0) {
+    if (segment > 0) return;
+    value[row] = 0;
+    if (gradient.data)
+      host::store_zeros(gradient.type, row_address(gradient, row), 0, gradient.width);
+    return;
+  }
+  RowConstants constants = row_constants(merged, job.options.weighting);
+  if (job.options.divergence == Divergence::jsd) constants.mean = static_cast<float>(sums.student);
+  if (segment == 0) value[row] = divergence_value(merged, sums, constants.state, job.options);
+  if (!gradient.data) return;
+  std::int64_t const blocks = blocks_of(job.columns);
+  row_gradient(job, row, constants, gradient, segment * blocks / segments,
+               (segment + 1) * blocks / segments);
+  if (segment == 0)
+    host::store_zeros(gradient.type, row_address(gradient, row), job.columns, gradient.width);
+}
+
+struct StatisticsOfRow {
+  RowJob job;
+  RowStatistics* out;
+  void operator()(std::int64_t row) const {
+    out[row] = weight_of(job, row) == 0 ? RowStatistics{} : row_statistics(job, row);
+  }
+};
+
+/// Tasks are (row, block); each block's record is kept for an ordered fold.
+struct StatisticsOfBlock {
+  RowJob job;
+  std::int64_t blocks;
+  RowStatistics* partial;
+  void operator()(std::int64_t task) const {
+    std::int64_t const row = task / blocks;
+    if (weight_of(job, row) == 0) return;
+    Block block;
+    load(job, row, task % blocks, block);
+    partial[task] = host::statistics(block, job.options);
+  }
+};
+
+struct FoldStatistics {
+  RowJob job;
+  std::int64_t blocks;
+  RowStatistics const* partial;
+  RowStatistics* out;
+  void operator()(std::int64_t row) const {
+    RowAccumulator sum = accumulator(job.options);
+    if (weight_of(job, row) != 0)
+      for (std::int64_t b = 0; b < blocks; ++b)
+        sum.add(partial[row * blocks + b]);
+    out[row] = sum.result();
+  }
+};
+
+struct Combine {
+  RowJob job;
+  RowStatistics const* gathered;
+  int ranks;
+  std::int64_t stride;
+  RowStatistics* merged;
+  void operator()(std::int64_t row) const {
+    RowAccumulator sum = accumulator(job.options);
+    for (int r = 0; r < ranks; ++r)
+      sum.add(gathered[r * stride + row]);
+    merged[row] = sum.result();
+  }
+};
+
+struct SumsOfRow {
+  RowJob job;
+  RowStatistics const* merged;
+  JsdSums* out;
+  void operator()(std::int64_t row) const {
+    out[row] = weight_of(job, row) == 0
+                   ? JsdSums{}
+                   : row_jsd_sums(job, row, row_constants(merged[row], job.options.weighting));
+  }
+};
+
+struct SumsOfBlock {
+  RowJob job;
+  std::int64_t blocks;
+  RowStatistics const* merged;
+  JsdSums* partial;
+  void operator()(std::int64_t task) const {
+    std::int64_t const row = task / blocks;
+    partial[task] = JsdSums{};
+    if (weight_of(job, row) == 0) return;
+    RowConstants const constants = row_constants(merged[row], job.options.weighting);
+    if (!has_sums(constants)) return;
+    Block block;
+    load(job, row, task % blocks, block);
+    partial[task] = host::jsd_sums(block, constants, job.options);
+  }
+};
+
+struct FoldSums {
+  std::int64_t blocks;
+  JsdSums const* partial;
+  JsdSums* out;
+  void operator()(std::int64_t row) const {
+    JsdSums total;
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      total.student += partial[row * blocks + b].student;
+      total.teacher += partial[row * blocks + b].teacher;
+    }
+    out[row] = total;
+  }
+};
+
+/// Tasks are (row, segment of blocks).
+struct Finish {
+  RowJob job;
+  std::int64_t segments;
+  RowStatistics const* merged;
+  JsdSums const* sums;
+  int ranks;
+  std::int64_t stride;
+  float* value;
+  Rows gradient;
+  void operator()(std::int64_t task) const {
+    std::int64_t const row = task / segments;
+    JsdSums total;
+    if (sums)
+      for (int r = 0; r < ranks; ++r) {
+        total.student += sums[r * stride + row].student;
+        total.teacher += sums[r * stride + row].teacher;
+      }
+    finish_row(job, row, merged[row], total, task % segments, segments, value, gradient);
+  }
+};
+
+struct Fused {
+  RowJob job;
+  float* value;
+  Rows gradient;
+  void operator()(std::int64_t row) const {
+    RowStatistics const merged =
+        weight_of(job, row) == 0 ? RowStatistics{} : row_statistics(job, row);
+    JsdSums sums;
+    if (job.options.divergence == Divergence::jsd && weight_of(job, row) != 0)
+      sums = row_jsd_sums(job, row, row_constants(merged, job.options.weighting));
+    finish_row(job, row, merged, sums, 0, 1, value, gradient);
+  }
+};
+
+template <class ExecutionSpace, class Functor>
+void launch(ExecutionSpace const& exec, char const* label, std::int64_t tasks,
+            Functor const& functor) {
+  if (tasks == 0) return;
+  using Policy = Kokkos::RangePolicy<ExecutionSpace, Kokkos::IndexType<std::int64_t>,
+                                     Kokkos::Schedule<Kokkos::Dynamic>>;
+  Kokkos::parallel_for(label, Policy(exec, 0, tasks), functor);
+}
+
+}  // namespace
+
+template <class ExecutionSpace>
+DivergenceKernels<ExecutionSpace>::DivergenceKernels(ExecutionSpace const& exec,
+                                                     std::int64_t max_rows,
+                                                     std::int64_t max_columns)
+    : concurrency_(exec.concurrency()) {
+  std::int64_t const split_rows = std::min<std::int64_t>(max_rows, concurrency_ - 1);
+  std::size_t const bytes =
+      static_cast<std::size_t>(split_rows * blocks_of(max_columns)) * sizeof(RowStatistics);
+  partials_ = allocate_bytes(exec, "vpkl::DivergencePlan::partials", bytes);
+}
+
+template <class ExecutionSpace>
+std::int64_t DivergenceKernels<ExecutionSpace>::segments(std::int64_t rows,
+                                                         std::int64_t columns) const {
+  if (rows == 0 || rows >= concurrency_) return 1;
+  return std::clamp<std::int64_t>(blocks_of(columns), 1, 2 * concurrency_);
+}
+
+template <class ExecutionSpace>
+void DivergenceKernels<ExecutionSpace>::statistics(ExecutionSpace const& exec, RowJob const& job,
+                                                   RowStatistics* out) const {
+  std::int64_t const rows = job.rows(), blocks = blocks_of(job.columns);
+  if (segments(rows, job.columns) == 1) {
+    launch(exec, "vpkl::DivergencePlan::statistics", rows, StatisticsOfRow{job, out});
+    return;
+  }
+  auto* const partial = reinterpret_cast<RowStatistics*>(partials_.data());
+  launch(exec, "vpkl::DivergencePlan::statistics", rows * blocks,
+         StatisticsOfBlock{job, blocks, partial});
+  launch(exec, "vpkl::DivergencePlan::fold", rows, FoldStatistics{job, blocks, partial, out});
+}
+
+template <class ExecutionSpace>
+void DivergenceKernels<ExecutionSpace>::combine(ExecutionSpace const& exec, RowJob const& job,
+                                                RowStatistics const* gathered, int ranks,
+                                                std::int64_t stride, RowStatistics* merged) const {
+  launch(exec, "vpkl::DivergencePlan::combine", job.rows(),
+         Combine{job, gathered, ranks, stride, merged});
+}
+
+template <class ExecutionSpace>
+void DivergenceKernels<ExecutionSpace>::jsd_sums(ExecutionSpace const& exec, RowJob const& job,
+                                                 RowStatistics const* merged, JsdSums* out) const {
+  std::int64_t const rows = job.rows(), blocks = blocks_of(job.columns);
+  if (segments(rows, job.columns) == 1) {
+    launch(exec, "vpkl::DivergencePlan::jsd_sums", rows, SumsOfRow{job, merged, out});
+    return;
+  }
+  auto* const partial = reinterpret_cast<JsdSums*>(partials_.data());
+  launch(exec, "vpkl::DivergencePlan::jsd_sums", rows * blocks,
+         SumsOfBlock{job, blocks, merged, partial});
+  launch(exec, "vpkl::DivergencePlan::fold", rows, FoldSums{blocks, partial, out});
+}
+
+template <class ExecutionSpace>
+void DivergenceKernels<ExecutionSpace>::finish(ExecutionSpace const& exec, RowJob const& job,
+                                               RowStatistics const* merged, JsdSums const* sums,
+                                               int ranks, std::int64_t stride, float* value,
+                                               Rows gradient) const {
+  std::int64_t const parts = segments(job.rows(), job.columns);
+  launch(exec, "vpkl::DivergencePlan::gradient", job.rows() * parts,
+         Finish{job, parts, merged, sums, ranks, stride, value, gradient});
+}
+
+template <class ExecutionSpace>
+int DivergenceKernels<ExecutionSpace>::fused(ExecutionSpace const& exec, RowJob const& job,
+                                             RowStatistics* merged, JsdSums* sums, float* value,
+                                             Rows gradient) const {
+  if (segments(job.rows(), job.columns) == 1) {
+    launch(exec, "vpkl::DivergencePlan::fused", job.rows(), Fused{job, value, gradient});
+    return 1;
+  }
+  bool const jsd = job.options.divergence == Divergence::jsd;
+  statistics(exec, job, merged);
+  if (jsd) jsd_sums(exec, job, merged, sums);
+  finish(exec, job, merged, jsd ? sums : nullptr, 1, 0, value, gradient);
+  return jsd ? 5 : 3;
+}
+
+#define VPKL_INSTANTIATE(Exec) template class DivergenceKernels<Exec>;
+VPKL_FOREACH_EXECUTION_SPACE(VPKL_INSTANTIATE)
+#undef VPKL_INSTANTIATE
+
+}  // namespace vpkl::impl

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// \brief Branch-free elementary functions that compilers vectorise, each within about 2 ulp.
+#pragma once
+
+#include <vpkl/core/element_type.hpp>
+
+#include <cstdint>
+#include <limits>
+
+namespace vpkl::impl::host {
+
+inline float at_least(float x, float low) { return x > low ? x : low; }
+
+/// e^x for x <= 0 (finite); exact at 0, gradual underflow below.
+/// Range reduction of Cody and Waite, polynomial of Cephes' expf (S. L. Moshier).
+inline float exp_nonpositive(float x) {
+  x = at_least(x, -104.0f);
+  float const shifted = x * 1.44269504088896341f + 12582912.0f;  // 1.5 · 2^23: rounds to nearest
+  float const n = shifted - 12582912.0f;
+  float const r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  // 2^n in two factors, so that subnormal results round once.
+  std::int32_t const k = bit_cast<std::int32_t>(shifted) - 0x4b400000;
+  std::int32_t const low = k >> 1, high = k - low;
+  return (p * bit_cast<float>((high + 127) << 23)) * bit_cast<float>((low + 127) << 23);
+}
+
+/// e^x - 1 for x <= 0, relative precision kept near 0.
+inline float expm1_nonpositive(float x) {
+  // Taylor to x^7 on [-0.35, 0]: the next term is below 2^-26 relative.
+  float const small = at_least(x, -0.35f);
+  float p = 1.9841270e-4f;
+  p = p * small + 1.3888889e-3f;
+  p = p * small + 8.3333333e-3f;
+  p = p * small + 4.1666667e-2f;
+  p = p * small + 1.6666667e-1f;
+  p = p * small + 0.5f;
+  p = p * (small * small) + small;
+  float const large = exp_nonpositive(x) - 1.0f;
+  return x > -0.35f ? p : large;
+}
+
+/// log(w), given what is known of w - 1 beyond the rounding of w; w normal.
+inline float log_with_rest(float w, float rest) {
+  // w = 2^e · f, f in [√½, √2); log f = 2 atanh(u), u = (f-1)/(f+1), |u| < 0.172
+  std::int32_t const bits = bit_cast<std::int32_t>(w);
+  std::int32_t const e = (bits - 0x3f3504f3) >> 23;
+  float const f = bit_cast<float>(bits - (e << 23));
+  float const u = (f - 1.0f) / (f + 1.0f);
+  float const v = u * u;
+  float const series =
+      u * (2.0f + v * (0.66666667f + v * (0.4f + v * (0.28571429f + v * 0.22222222f))));
+  float const n = static_cast<float>(e);
+  return n * 0.693359375f + (series + (rest / w - n * 2.12194440e-4f));
+}
+
+/// log(c' + c e^x) for x <= 0, where c' = 1 - c > 0: the log of a mixture of e^0 and e^x, relative
+/// precision kept where it is near 0 and where c' is tiny.
+inline float log_mixture(float c, float c_rest, float x) {
+  float const y = c * expm1_nonpositive(x);
+  bool const near = y > -0.5f;
+  float const w = near ? 1.0f + y : c_rest + c * exp_nonpositive(x);
+  float const rest = near ? y - (w - 1.0f) : 0.0f;
+  return log_with_rest(w, rest);
+}
+
+}  // namespace vpkl::impl::host

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// \brief The kernels a divergence plan is made of, one implementation for each kind of backend.
+#pragma once
+
+#include <vpkl/core/rows.hpp>
+#include <vpkl/divergence/row_constants.hpp>
+
+#include <cstdint>
+
+namespace vpkl::impl {
+
+/// Rows and columns that a kernel works on. Rows of weight 0 are never read.
+struct RowJob {
+  ConstRows student;
+  ConstRows teacher;
+  std::int64_t teacher_first = 0;  ///< teacher column that pairs with student column 0
+  std::int64_t columns = 0;        ///< columns that count
+  float const* weight = nullptr;   ///< null: every weight is 1
+  KernelOptions options;
+
+  std::int64_t rows() const { return student.index.count; }
+};
+
+/// Kernels over the rows of a job. All are enqueued on `exec`; pointers are to its memory.
+template <class ExecutionSpace>
+class DivergenceKernels {
+ public:
+  DivergenceKernels() = default;
+  /// \param[in] max_columns, max_rows sizes of the largest job
+  DivergenceKernels(ExecutionSpace const& exec, std::int64_t max_rows, std::int64_t max_columns);
+
+  /// \brief Statistics of each row over the job's columns.
+  void statistics(ExecutionSpace const& exec, RowJob const& job, RowStatistics* out) const;
+
+  /// \brief Merges the records of `ranks` ranks, `stride` records apart, in rank order.
+  void combine(ExecutionSpace const& exec, RowJob const& job, RowStatistics const* gathered,
+               int ranks, std::int64_t stride, RowStatistics* merged) const;
+
+  /// \brief JSD's sums of each row over the job's columns.
+  void jsd_sums(ExecutionSpace const& exec, RowJob const& job, RowStatistics const* merged,
+                JsdSums* out) const;
+
+  /// \brief Values and, where `gradient.data` is set, gradients; zeros beyond the job's columns.
+  /// \param[in] sums JSD's, of `ranks` ranks `stride` apart
+  void finish(ExecutionSpace const& exec, RowJob const& job, RowStatistics const* merged,
+              JsdSums const* sums, int ranks, std::int64_t stride, float* value,
+              Rows gradient) const;
+
+  /// \brief statistics, jsd_sums and finish of a whole vocabulary, with the same bits.
+  /// \return number of kernels launched
+  int fused(ExecutionSpace const& exec, RowJob const& job, RowStatistics* merged, JsdSums* sums,
+            float* value, Rows gradient) const;
+
+  std::size_t workspace_bytes() const { return partials_.size(); }
+
+ private:
+  std::int64_t segments(std::int64_t rows, std::int64_t columns) const;
+
+  int concurrency_ = 1;
+  ByteView<ExecutionSpace> partials_;  ///< block records of rows that are split over tasks
+};
+
+}  // namespace vpkl::impl

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <vpkl/core/allocate.hpp>
+#include <vpkl/core/error.hpp>
+#include <vpkl/divergence/plan.hpp>
+#include <vpkl/parallel/agreement.hpp>
+#include <vpkl/trace/range.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace vpkl {
+
+namespace {
+
+using trace::Category;
+using trace::Phase;
+
+void check_plan(Communicator const& comm, VocabShard const& shard, Route route,
+                DivergenceOptions const& divergence, std::int64_t max_rows) {
+  check_options(divergence);
+  if (max_rows < 0)
+    throw InvalidArgument(
+        fmt::format("divergence plan: max_rows is {}, expected at least 0", max_rows));
+  if (route == Route::dense && shard.ranks() != 1)
+    throw InvalidArgument(fmt::format(
+        "divergence plan: route dense with a shard of {} ranks, expected VocabShard::whole",
+        shard.ranks()));
+  if (shard.ranks() != comm.size() || shard.rank() != comm.rank())
+    throw InvalidArgument(
+        fmt::format("divergence plan: the shard is rank {} of {}, the communicator's rank {} of {}",
+                    shard.rank(), shard.ranks(), comm.rank(), comm.size()));
+}
+
+}  // namespace
+
+template <class ExecutionSpace>
+DivergencePlan<ExecutionSpace>::DivergencePlan(ExecutionSpace const& exec, Communicator comm,
+                                               VocabShard shard, Options options)
+    : comm_(options.route == Route::dense ? Communicator::self() : std::move(comm)),
+      shard_(std::move(shard)),
+      options_(options) {
+  // Memory is taken before the exchange, so that a rank that has none takes all with it.
+  Agreement("divergence plan")
+      .check([&] {
+        check_plan(comm_, shard_, options_.route, options_.divergence, options_.max_rows);
+        allocate(exec);
+      })
+      .equal("routes", options_.route)
+      .equal("divergences", options_.divergence.divergence)
+      .equal("temperatures", options_.divergence.temperature)
+      .equal("betas", options_.divergence.beta)
+      .equal("vocabularies", shard_.vocabulary())
+      .equal("student types", options_.student_type)
+      .equal("teacher types", options_.teacher_type)
+      .equal("maximum rows", options_.max_rows)
+      .exchange(comm_);
+}
+
+template <class ExecutionSpace>
+void DivergencePlan<ExecutionSpace>::allocate(ExecutionSpace const& exec) {
+  std::int64_t const rows = options_.max_rows;
+  bool const gathered = options_.route == Route::gathered && comm_.size() > 1;
+  kernels_ = impl::DivergenceKernels<ExecutionSpace>(
+      exec, rows, gathered ? shard_.vocabulary() : shard_.width());
+  std::size_t bytes = static_cast<std::size_t>(rows) * sizeof(RowStatistics);
+  if (gathered) {
+    gather_ = std::make_unique<VocabularyGather<ExecutionSpace>>(exec, comm_, shard_,
+                                                                 options_.student_type, rows);
+    bytes += static_cast<std::size_t>(rows) * sizeof(impl::JsdSums) +
+             static_cast<std::size_t>(rows * shard_.vocabulary()) * size_of(options_.student_type);
+  } else {
+    bytes += static_cast<std::size_t>(comm_.size() * (rows + 1)) * sizeof(RowStatistics);
+  }
+  workspace_ = impl::allocate_bytes(exec, "vpkl::DivergencePlan::workspace", bytes);
+}
+
+template <class ExecutionSpace>
+std::size_t DivergencePlan<ExecutionSpace>::workspace_bytes() const {
+  return workspace_.size() + kernels_.workspace_bytes() +
+         (gather_ ? gather_->workspace_bytes() : 0);
+}
+
+template <class ExecutionSpace>
+RowStatistics* DivergencePlan<ExecutionSpace>::merged() const {
+  return reinterpret_cast<RowStatistics*>(workspace_.data());
+}
+
+template <class ExecutionSpace>
+void DivergencePlan<ExecutionSpace>::check_call(ConstRows const& student, ConstRows const& teacher,
+                                                float const* value, Rows const& gradient) const {
+  std::int64_t const rows = student.index.count;
+  check_rows(student, "student logits");
+  check_rows(teacher, "teacher logits");
+  if (rows > options_.max_rows)
+    throw InvalidArgument(fmt::format("student logits: {} rows, expected at most the plan's {}",
+                                      rows, options_.max_rows));
+  auto const expect = [rows](char const* what, ConstRows const& got, ElementType type,
+                             std::int64_t width) {
+    if (got.type != type)
+      throw InvalidArgument(
+          fmt::format("{}: type is {}, expected {}", what, to_string(got.type), to_string(type)));
+    if (got.index.count != rows || got.width != width)
+      throw InvalidArgument(fmt::format("{}: shape is [{}, {}], expected [{}, {}]", what,
+                                        got.index.count, got.width, rows, width));
+  };
+  bool const whole_teacher = options_.route == Route::gathered;
+  expect("student logits", student, options_.student_type, shard_.student_width());
+  expect("teacher logits", teacher, options_.teacher_type,
+         whole_teacher ? shard_.vocabulary() : shard_.teacher_width());
+  if (rows > 0 && value == nullptr)
+    throw InvalidArgument(fmt::format("value: pointer is null, expected {} floats", rows));
+  if (gradient.data == nullptr) return;
+  check_rows(gradient, "gradient");
+  expect("gradient", gradient, options_.student_type, shard_.student_width());
+  RowIndex const &g = gradient.index, &s = student.index;
+  if (gradient.data == student.data &&
+      (g.offsets != s.offsets ||
+       (!g.offsets && (g.inner != s.inner || g.outer_stride != s.outer_stride ||
+                       g.inner_stride != s.inner_stride))))
+    throw InvalidArgument(
+        "gradient: starts at the student's logits but has other row positions; "
+        "expected the same rows (in place) or other memory");
+}
+
+template <class ExecutionSpace>
+void DivergencePlan<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstRows const& student,
+                                             ConstRows const& teacher, float const* row_weight,
+                                             float* value, Rows const& gradient,
+                                             std::exception_ptr error) {
+  if (!error) try {
+      check_call(student, teacher, value, gradient);
+    } catch (...) {
+      error = std::current_exception();
+    }
+  if (error && comm_.size() == 1) std::rethrow_exception(error);
+  impl::RowJob job;
+  job.student = student;
+  job.teacher = teacher;
+  job.columns = shard_.width();
+  job.weight = row_weight;
+  job.options = impl::KernelOptions::make(options_.divergence);
+  ++counters_.calls;
+  counters_.rows += student.index.count;
+  if (comm_.size() == 1)
+    execute_local(exec, job, value, gradient);
+  else if (options_.route == Route::gathered)
+    execute_gathered(exec, job, value, gradient, error);
+  else
+    execute_parallel(exec, job, value, gradient, error);
+}
+
+template <class ExecutionSpace>
+void DivergencePlan<ExecutionSpace>::execute_local(ExecutionSpace const& exec,
+                                                   impl::RowJob const& job, float* value,
+                                                   Rows const& gradient) {
+  trace::Range const range(Phase::gradient, Category::kernel, job.rows());
+  auto* const sums = reinterpret_cast<impl::JsdSums*>(merged() + job.rows());
+  counters_.kernels += kernels_.fused(exec, job, merged(), sums, value, gradient);
+}
+
+template <class ExecutionSpace>
+void DivergencePlan<ExecutionSpace>::execute_gathered(ExecutionSpace const& exec, impl::RowJob job,
+                                                      float* value, Rows const& gradient,
+                                                      std::exception_ptr error) {
+  std::int64_t const max_rows = options_.max_rows;
+  std::int64_t const rows = std::clamp<std::int64_t>(job.rows(), 0, max_rows);
+  auto* const sums = reinterpret_cast<impl::JsdSums*>(merged() + max_rows);
+  ConstRows const local = job.student;
+  Rows const whole{sums + max_rows, options_.student_type, shard_.vocabulary(),
+                   RowIndex::strided(rows, shard_.vocabulary())};
+  {
+    trace::Range const range(Phase::combine, Category::comm, rows);
+    gather_->execute(exec, local, whole, error);
+    ++counters_.collectives;
+  }
+  job.student = whole;
+  job.columns = shard_.vocabulary();
+  bool const jsd = options_.divergence.divergence == Divergence::jsd;
+  {
+    trace::Range const range(Phase::statistics, Category::kernel, rows);
+    kernels_.statistics(exec, job, merged());
+    if (jsd) kernels_.jsd_sums(exec, job, merged(), sums);
+  }
+  trace::Range const range(Phase::gradient, Category::kernel, rows);
+  job.student = local;
+  job.columns = shard_.width();
+  job.teacher_first = shard_.begin();
+  kernels_.finish(exec, job, merged(), jsd ? sums : nullptr, 1, 0, value, gradient);
+  counters_.kernels += jsd ? 3 : 2;
+}
+
+template <class ExecutionSpace>
+void DivergencePlan<ExecutionSpace>::execute_parallel(ExecutionSpace const& exec,
+                                                      impl::RowJob const& job, float* value,
+                                                      Rows const& gradient,
+                                                      std::exception_ptr error) {
+  std::int64_t const max_rows = options_.max_rows;
+  std::int64_t const rows = std::clamp<std::int64_t>(job.rows(), 0, max_rows);
+  int const ranks = comm_.size();
+  RowStatistics* const gathered = merged() + max_rows;
+  std::int64_t const stride = rows + 1;
+  RowStatistics* const own = gathered + comm_.rank() * stride;
+  {
+    trace::Range const range(Phase::statistics, Category::kernel, rows);
+    impl::MessageHeader header;
+    header.error = static_cast<std::int32_t>(error_kind(error));
+    header.rows = rows;
+    impl::fence(exec, "vpkl::DivergencePlan::header");
+    std::memcpy(static_cast<void*>(own), &header, sizeof header);
+    if (!error) kernels_.statistics(exec, job, own + 1);
+  }
+  {
+    trace::Range const range(Phase::combine, Category::comm, rows);
+    std::size_t const bytes = static_cast<std::size_t>(stride) * sizeof(RowStatistics);
+    comm_.all_gather(exec, own, gathered, bytes);
+    ++counters_.collectives;
+    impl::check_headers(comm_, gathered, bytes, error);
+    kernels_.combine(exec, job, gathered + 1, ranks, stride, merged());
+    counters_.kernels += 3;
+  }
+  auto* const sums = reinterpret_cast<impl::JsdSums*>(gathered);
+  bool const jsd = options_.divergence.divergence == Divergence::jsd;
+  if (jsd) {
+    trace::Range const range(Phase::combine, Category::comm, rows);
+    impl::JsdSums* const own_sums = sums + comm_.rank() * rows;
+    kernels_.jsd_sums(exec, job, merged(), own_sums);
+    comm_.all_gather(exec, own_sums, sums, static_cast<std::size_t>(rows) * sizeof(impl::JsdSums));
+    ++counters_.collectives;
+    ++counters_.kernels;
+  }
+  trace::Range const range(Phase::gradient, Category::kernel, rows);
+  kernels_.finish(exec, job, merged(), jsd ? sums : nullptr, ranks, rows, value, gradient);
+}
+
+#define VPKL_INSTANTIATE(Exec) template class DivergencePlan<Exec>;
+VPKL_FOREACH_EXECUTION_SPACE(VPKL_INSTANTIATE)
+#undef VPKL_INSTANTIATE
+
+}  // namespace vpkl

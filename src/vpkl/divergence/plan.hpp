@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// \brief DivergencePlan: value and gradient of a divergence over a sharded vocabulary.
+#pragma once
+
+#include <vpkl/core/rows.hpp>
+#include <vpkl/divergence/gather.hpp>
+#include <vpkl/divergence/kernels.hpp>
+#include <vpkl/divergence/options.hpp>
+#include <vpkl/parallel/communicator.hpp>
+#include <vpkl/vocab/shard.hpp>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+
+namespace vpkl {
+
+/// What a plan has done; proves which path ran.
+struct OperatorCounters {
+  std::int64_t calls = 0;
+  std::int64_t rows = 0;
+  std::int64_t kernels = 0;
+  std::int64_t collectives = 0;
+};
+
+/// Value and gradient of a divergence between teacher and student logits, row by row, on the local
+/// shard of the vocabulary.
+///
+/// With z = logits / T, lse over the whole vocabulary, p = e^(z - lse), w = row_weight:
+/// - forward KL: value T² Σ pt (log pt - log ps), gradient T w (ps - pt)
+/// - reverse KL: value T² Σ ps (log ps - log pt) = T² D, gradient T w ps (log ps - log pt - D)
+/// - JSD: value T² (β D(pt‖m) + (1-β) D(ps‖m)), gradient T w (1-β) ps (log(ps/m) - D(ps‖m))
+///
+/// Statistics, sums and the order they are formed in depend on the row's logits alone: results are
+/// bitwise the same for any grouping of rows into calls, and values for every rank. A column that
+/// is -inf in both models adds nothing and gets gradient 0; -inf only where the weighing model has
+/// support gives value +inf; a row without support in one model NaN with gradient 0; NaN or +inf
+/// logits NaN in value and gradient on every rank.
+template <class ExecutionSpace>
+class DivergencePlan {
+ public:
+  struct Options {
+    DivergenceOptions divergence;
+    Route route = Route::vocab_parallel;
+    ElementType student_type = ElementType::fp32;  ///< also the gradient's
+    ElementType teacher_type = ElementType::fp32;
+    std::int64_t max_rows = 0;  ///< rows of the largest call
+  };
+
+  /// \brief Collective over `comm` (no communication with Route::dense). Owns the workspace:
+  /// 32 · (ranks + 1) bytes a row, plus the gathered student rows with Route::gathered.
+  /// \param[in] shard `VocabShard::whole` with Route::dense
+  /// \throws InvalidArgument, AgreementError, OutOfMemory on every rank
+  DivergencePlan(ExecutionSpace const& exec, Communicator comm, VocabShard shard, Options options);
+
+  /// \brief One call over `student.index.count` rows; all ranks pass the same rows.
+  ///
+  /// Makes one all-gather (JSD with Route::vocab_parallel two) over more than one rank. Work is
+  /// enqueued on `exec`; with host-staged communication the statistics are awaited. A bad argument
+  /// on one rank makes every rank throw.
+  /// \param[in] student `[rows, student_width]` local logits
+  /// \param[in] teacher `[rows, teacher_width]`; with Route::gathered `[rows, vocabulary]`
+  /// \param[in] row_weight `[rows]`, or null for 1; rows of weight 0 are never read
+  /// \param[out] value `[rows]` divergence times T², 0 for rows of weight 0
+  /// \param[out] gradient `[rows, student_width]` of Σ row_weight · value, in the student's type;
+  /// may be the student's rows; data null: values only
+  /// \param[in] error a failure of this rank since the last collective: every rank throws it
+  /// \throws InvalidArgument, CommunicationError
+  void execute(ExecutionSpace const& exec, ConstRows const& student, ConstRows const& teacher,
+               float const* row_weight, float* value, Rows const& gradient,
+               std::exception_ptr error = nullptr);
+
+  Options const& options() const { return options_; }
+  VocabShard const& shard() const { return shard_; }
+  OperatorCounters const& counters() const { return counters_; }
+  std::size_t workspace_bytes() const;
+
+ private:
+  void allocate(ExecutionSpace const& exec);
+  void check_call(ConstRows const& student, ConstRows const& teacher, float const* value,
+                  Rows const& gradient) const;
+  RowStatistics* merged() const;
+  void execute_local(ExecutionSpace const& exec, impl::RowJob const& job, float* value,
+                     Rows const& gradient);
+  void execute_gathered(ExecutionSpace const& exec, impl::RowJob job, float* value,
+                        Rows const& gradient, std::exception_ptr error);
+  void execute_parallel(ExecutionSpace const& exec, impl::RowJob const& job, float* value,
+                        Rows const& gradient, std::exception_ptr error);
+
+  Communicator comm_;
+  VocabShard shard_;
+  Options options_;
+  impl::DivergenceKernels<ExecutionSpace> kernels_;
+  std::unique_ptr<VocabularyGather<ExecutionSpace>> gather_;
+  ByteView<ExecutionSpace> workspace_;  ///< merged records, then gathered records or sums
+  OperatorCounters counters_;
+};
+
+}  // namespace vpkl

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// \brief A row's merged statistics turned into its value and the constants of its gradient.
+#pragma once
+
+#include <vpkl/divergence/options.hpp>
+#include <vpkl/stats/row_statistics.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace vpkl::impl {
+
+/// The divergence's parameters in the form that kernels use.
+struct KernelOptions {
+  Divergence divergence;
+  Weighting weighting;
+  float inverse_temperature;
+  double temperature;
+  double beta;
+
+  /// \brief Converts user options.
+  static KernelOptions make(DivergenceOptions const& options) {
+    return {options.divergence, options.weighting(), static_cast<float>(1.0 / options.temperature),
+            options.temperature, options.beta};
+  }
+};
+
+/// Σ ps log(ps/m) and Σ pt log(pt/m) over a set of columns: what JSD exchanges in its second round.
+struct JsdSums {
+  double student = 0;
+  double teacher = 0;
+};
+
+/// What the gradient of a row looks like.
+enum class RowState : std::int32_t {
+  regular,
+  empty,    ///< no support in one model: value NaN, gradient 0
+  invalid,  ///< NaN or +inf among the logits: value and gradient NaN
+  infinite  ///< value +inf; reverse KL's gradient is NaN where the student has support
+};
+
+/// Constants of one row's gradient; value is filled by `divergence_value`.
+struct RowConstants {
+  float max_student;
+  float max_teacher;
+  float inverse_sum_student;
+  float inverse_sum_teacher;
+  float log_ratio;  ///< log S_teacher - log S_student
+  float mean;       ///< reverse KL: E_s[(zs-ms)-(zt-mt)]; JSD: D(ps‖m)
+  RowState state;
+};
+
+/// \brief Finalises statistics in double.
+KOKKOS_INLINE_FUNCTION RowConstants row_constants(RowStatistics const& s, Weighting weighting) {
+  RowConstants c{};
+  c.max_student = s.max_student;
+  c.max_teacher = s.max_teacher;
+  if (s.flags & RowStatistics::invalid) {
+    c.state = RowState::invalid;
+    return c;
+  }
+  if (!(s.sum_student > 0) || !(s.sum_teacher > 0)) {
+    c.state = RowState::empty;
+    return c;
+  }
+  c.state = s.flags & RowStatistics::unsupported ? RowState::infinite : RowState::regular;
+  c.inverse_sum_student = static_cast<float>(1.0 / s.sum_student);
+  c.inverse_sum_teacher = static_cast<float>(1.0 / s.sum_teacher);
+  c.log_ratio = static_cast<float>(log(s.sum_teacher) - log(s.sum_student));
+  if (weighting == Weighting::student) c.mean = static_cast<float>(s.weighted / s.sum_student);
+  return c;
+}
+
+/// \brief The row's divergence times T², from its statistics (and sums, for JSD).
+KOKKOS_INLINE_FUNCTION float divergence_value(RowStatistics const& s, JsdSums const& jsd,
+                                              RowState state, KernelOptions const& options) {
+  if (state == RowState::invalid || state == RowState::empty)
+    return std::numeric_limits<float>::quiet_NaN();
+  if (state == RowState::infinite) return std::numeric_limits<float>::infinity();
+  double const log_ratio = log(s.sum_teacher) - log(s.sum_student);
+  double value;
+  switch (options.divergence) {
+    case Divergence::forward_kl: value = s.weighted / s.sum_teacher - log_ratio; break;
+    case Divergence::reverse_kl: value = s.weighted / s.sum_student + log_ratio; break;
+    default: value = options.beta * jsd.teacher + (1.0 - options.beta) * jsd.student; break;
+  }
+  return static_cast<float>(value * options.temperature * options.temperature);
+}
+
+}  // namespace vpkl::impl

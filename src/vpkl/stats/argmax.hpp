@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// \brief Mergeable argmax of a row over a part of the vocabulary.
+#pragma once
+
+#include <vpkl/core/kokkos.hpp>
+
+#include <cstdint>
+#include <limits>
+
+namespace vpkl {
+
+/// Largest score and its id; equal scores (+0 and -0 too) give the smallest id. No id without a
+/// score above -inf; a NaN anywhere makes the record invalid.
+struct Argmax {
+  float score = -std::numeric_limits<float>::infinity();
+  std::int32_t invalid = 0;
+  std::int64_t id = -1;
+
+  KOKKOS_INLINE_FUNCTION void add(float other_score, std::int64_t other_id) {
+    if (other_score != other_score) invalid = 1;
+    if (other_id >= 0 && (other_score > score || (other_score == score && other_id < id))) {
+      score = other_score;
+      id = other_id;
+    }
+  }
+  KOKKOS_INLINE_FUNCTION void add(Argmax const& other) {
+    invalid |= other.invalid;
+    add(other.score, other.id);
+  }
+};
+static_assert(sizeof(Argmax) == 16, "Argmax is a 16-byte record on the wire");
+
+}  // namespace vpkl

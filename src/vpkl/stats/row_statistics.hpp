@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// \brief Mergeable per-row statistics of two distributions over a part of the vocabulary.
+#pragma once
+
+#include <vpkl/core/kokkos.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace vpkl {
+
+/// Which distribution weighs the terms of `weighted`: the teacher in forward KL, the student in
+/// reverse KL.
+enum class Weighting : std::int32_t { teacher, student, none };
+
+/// Statistics of one row over a set of columns; 32 bytes, the record that ranks exchange.
+///
+/// With z = logit / T and m the largest logit of the set: sum = Σ e^(z - m/T), and
+/// weighted = Σ e^(za - ma/T) · ((za - ma/T) - (zb - mb/T)), a the weighing distribution.
+struct alignas(16) RowStatistics {
+  enum Flag : std::uint32_t {
+    invalid = 1,      ///< a NaN or +inf logit in either model
+    unsupported = 2,  ///< the weighing distribution has support where the other has none
+  };
+
+  double sum_student = 0;
+  double sum_teacher = 0;
+  float max_student = -std::numeric_limits<float>::infinity();
+  float max_teacher = -std::numeric_limits<float>::infinity();
+  float weighted = 0;
+  std::uint32_t flags = 0;
+};
+static_assert(sizeof(RowStatistics) == 32, "RowStatistics is the 32-byte record on the wire");
+
+namespace impl {
+
+/// e^((from - to)/T) and (from - to)/T of a maximum that moved up; 1 and 0 for an empty set, whose
+/// sums are 0 anyway.
+struct Rescale {
+  double shift;
+  double factor;
+  KOKKOS_INLINE_FUNCTION Rescale(float from, float to, double inverse_temperature) {
+    bool const moved = from != to && from != -std::numeric_limits<float>::infinity();
+    shift = moved ? (static_cast<double>(from) - static_cast<double>(to)) * inverse_temperature : 0;
+    factor = moved ? exp(shift) : 1;
+  }
+};
+
+}  // namespace impl
+
+/// Accumulates records of disjoint column sets in a fixed order, in double.
+class RowAccumulator {
+ public:
+  KOKKOS_INLINE_FUNCTION RowAccumulator(Weighting weighting, double inverse_temperature)
+      : weighting_(weighting), inverse_temperature_(inverse_temperature) {}
+
+  KOKKOS_INLINE_FUNCTION void add(RowStatistics const& part) {
+    flags_ |= part.flags;
+    if (flags_ & RowStatistics::invalid) return;
+    float const max_student = part.max_student > max_student_ ? part.max_student : max_student_;
+    float const max_teacher = part.max_teacher > max_teacher_ ? part.max_teacher : max_teacher_;
+    impl::Rescale const own_s(max_student_, max_student, inverse_temperature_);
+    impl::Rescale const own_t(max_teacher_, max_teacher, inverse_temperature_);
+    impl::Rescale const new_s(part.max_student, max_student, inverse_temperature_);
+    impl::Rescale const new_t(part.max_teacher, max_teacher, inverse_temperature_);
+    // W' = e^(ma-ma') (W + Sa ((ma-ma') - (mb-mb'))), for either side of the merge.
+    if (weighting_ == Weighting::teacher) {
+      weighted_ = own_t.factor * (weighted_ + sum_teacher_ * (own_t.shift - own_s.shift)) +
+                  new_t.factor * (part.weighted + part.sum_teacher * (new_t.shift - new_s.shift));
+    } else if (weighting_ == Weighting::student) {
+      weighted_ = own_s.factor * (weighted_ + sum_student_ * (own_s.shift - own_t.shift)) +
+                  new_s.factor * (part.weighted + part.sum_student * (new_s.shift - new_t.shift));
+    }
+    sum_student_ = own_s.factor * sum_student_ + new_s.factor * part.sum_student;
+    sum_teacher_ = own_t.factor * sum_teacher_ + new_t.factor * part.sum_teacher;
+    max_student_ = max_student;
+    max_teacher_ = max_teacher;
+  }
+
+  KOKKOS_INLINE_FUNCTION RowStatistics result() const {
+    RowStatistics r;
+    r.sum_student = sum_student_;
+    r.sum_teacher = sum_teacher_;
+    r.max_student = max_student_;
+    r.max_teacher = max_teacher_;
+    r.weighted = static_cast<float>(weighted_);
+    r.flags = flags_;
+    return r;
+  }
+
+ private:
+  Weighting weighting_;
+  double inverse_temperature_;
+  double sum_student_ = 0, sum_teacher_ = 0, weighted_ = 0;
+  float max_student_ = -std::numeric_limits<float>::infinity();
+  float max_teacher_ = -std::numeric_limits<float>::infinity();
+  std::uint32_t flags_ = 0;
+};
+
+}  // namespace vpkl
