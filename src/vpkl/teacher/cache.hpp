@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// \brief TeacherCache: the teacher's logits of a micro-batch, out of device memory until needed.
+#pragma once
+
+#include <vpkl/core/rows.hpp>
+#include <vpkl/parallel/communicator.hpp>
+#include <vpkl/teacher/row_store.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace vpkl {
+
+/// What a cache keeps.
+enum class CacheMode : std::int32_t {
+  all = 0,       ///< every row of `[B, T]`
+  response = 1,  ///< the rows listed at store time (those the loss will ask for)
+  hidden = 2,    ///< last hidden states; logits rebuilt a chunk at a time
+};
+
+char const* to_string(CacheMode mode);
+/// \brief Inverse of to_string. \throws InvalidArgument naming the text
+CacheMode cache_mode_from_string(std::string const& text);
+
+/// What a cache has moved and holds.
+struct CacheCounters {
+  std::int64_t stores = 0;
+  std::int64_t stored_rows = 0;
+  std::int64_t fetches = 0;
+  std::int64_t fetched_rows = 0;
+  std::int64_t fetched_bytes = 0;
+  std::size_t bytes = 0;             ///< held now
+  std::size_t high_water_bytes = 0;  ///< most ever held
+};
+
+/// Rows of the local shard of the teacher's logits in host memory, each row's pitch a multiple of
+/// 128 bytes.
+///
+/// One micro-batch at a time: store, fetch as often as needed, free. A failed store leaves the
+/// cache empty.
+template <class ExecutionSpace>
+class TeacherCache {
+ public:
+  struct Options {
+    CacheMode mode = CacheMode::all;
+    std::optional<ElementType> store_type;  ///< default: the type of the logits stored
+    std::size_t memory_budget = 0;          ///< bytes; 0: what the machine and its limits leave
+  };
+
+  /// \brief Collective; one exchange of records over more than one rank.
+  /// \param[in] comm the tensor-parallel group, whose ranks store together
+  /// \throws InvalidArgument for modes this build cannot serve, AgreementError
+  TeacherCache(Communicator comm, Options options);
+
+  /// \brief Collective; one exchange of records over more than one rank. Replaces what was held.
+  ///
+  /// Enqueued on `exec`; the logits may be overwritten by later work on it.
+  /// \param[in] logits `[batch · length, width]`, row b·T + t
+  /// \param[in] rows `response` mode: ascending row numbers to keep; otherwise empty
+  /// \throws InvalidArgument, OutOfMemory on every rank; the cache is then empty
+  void store(ExecutionSpace const& exec, ConstRows const& logits, std::int64_t batch,
+             std::int64_t length, std::vector<std::int64_t> const& rows = {});
+
+  /// \brief Enqueues positions [begin, end) of every batch row into `out`, rows in (b, t) order.
+  /// In `response` mode rows that were not kept are left as they are in `out`.
+  /// \param[out] out `[batch · (end - begin), width]` of any type (converted after the copy)
+  /// \throws InvalidArgument
+  void fetch_chunk(ExecutionSpace const& exec, std::int64_t begin, std::int64_t end,
+                   Rows const& out);
+
+  /// \brief Enqueues the listed rows (numbers b·T + t, any order) into `out`.
+  /// \throws InvalidArgument, also for a row that is not held
+  void fetch_rows(ExecutionSpace const& exec, std::vector<std::int64_t> const& rows,
+                  Rows const& out);
+
+  /// \brief Drops the rows. Work already enqueued on them ends first.
+  void free() noexcept;
+
+  bool holds_rows() const { return store_ != nullptr; }
+  /// \brief Whether row b·T + t can be fetched.
+  bool holds(std::int64_t row) const;
+  std::int64_t batch() const { return batch_; }
+  std::int64_t length() const { return length_; }
+  std::int64_t width() const { return width_; }
+  ElementType type() const { return type_; }
+  Options const& options() const { return options_; }
+  CacheCounters const& counters() const { return counters_; }
+
+ private:
+  void check_store(ConstRows const& logits, std::int64_t batch, std::int64_t length,
+                   std::vector<std::int64_t> const& rows) const;
+  void store_local(ExecutionSpace const& exec, ConstRows const& logits,
+                   std::vector<std::int64_t> const& rows);
+  void check_holds() const;
+  void check_out(Rows const& out, std::int64_t rows) const;
+  void fetch(ExecutionSpace const& exec, std::vector<std::int64_t> const& slots, Rows const& out);
+
+  Communicator comm_;
+  Options options_;
+  std::unique_ptr<RowStore<ExecutionSpace>> store_;
+  std::vector<std::int64_t> slot_of_row_;  ///< -1: not held
+  std::int64_t batch_ = 0, length_ = 0, width_ = 0;
+  ElementType type_ = ElementType::fp32;
+  CacheCounters counters_;
+};
+
+}  // namespace vpkl

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <vpkl/core/allocate.hpp>
+#include <vpkl/core/copy_rows.hpp>
+#include <vpkl/core/error.hpp>
+#include <vpkl/core/transfer.hpp>
+#include <vpkl/parallel/agreement.hpp>
+#include <vpkl/training/streamed_loss.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+namespace vpkl {
+
+namespace {
+
+std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+void grow(OperatorCounters& to, OperatorCounters const& by) {
+  to.calls += by.calls;
+  to.rows += by.rows;
+  to.kernels += by.kernels;
+  to.collectives += by.collectives;
+}
+
+/// What a rank tells about its gradient, besides false and true.
+constexpr std::int64_t unknown = -1;
+
+void check_gradients_asked(std::vector<std::vector<std::int64_t>> const& told) {
+  std::size_t first = 0;
+  for (std::size_t r = 0; r < told.size(); ++r) {
+    std::int64_t const asked = told[r].back();
+    if (told[first].back() == unknown) first = r;
+    if (asked != unknown && asked != told[first].back())
+      throw AgreementError(
+          fmt::format("streamed loss: gradients asked differ: {} on rank {}, {} on rank {}",
+                      told[first].back() != 0, first, asked != 0, r));
+  }
+}
+
+bool same_positions(RowIndex const& a, RowIndex const& b) {
+  for (std::int64_t row = 0; row < a.count; ++row)
+    if (a(row) != b(row)) return false;
+  return true;
+}
+
+}  // namespace
+
+/// One micro-batch on its way through: what is asked, the plan for it, and its small arrays in
+/// device memory, one entry a row of the plan.
+template <class ExecutionSpace>
+struct StreamedLoss<ExecutionSpace>::Batch {
+  ConstRows student;
+  Rows gradient;
+  ElementType teacher_type = ElementType::fp32;
+  std::int64_t batch = 0, length = 0;
+  std::optional<ChunkPlan> plan;
+  float row_weight = 0;
+
+  float* values = nullptr;
+  float* weights = nullptr;
+  std::uint8_t* uncounted = nullptr;  ///< one entry a row of [B, T]
+  std::int64_t* student_offsets = nullptr;
+  std::int64_t* gradient_offsets = nullptr;
+};
+
+template <class ExecutionSpace>
+StreamedLoss<ExecutionSpace>::StreamedLoss(Communicator comm, VocabShard shard, Options options)
+    : comm_(options.route == Route::dense ? Communicator::self() : std::move(comm)),
+      shard_(std::move(shard)),
+      options_(options) {
+  Agreement("streamed loss")
+      .check([&] {
+        check_options(options_.divergence);
+        if (options_.chunk_width < 1)
+          throw InvalidArgument(
+              fmt::format("chunk width is {}, expected at least 1", options_.chunk_width));
+      })
+      .exchange(comm_);
+}
+
+template <class ExecutionSpace>
+void StreamedLoss<ExecutionSpace>::check_batch(std::int32_t const* tokens,
+                                               ResponseMask const& mask) const {
+  Agreement agreement("micro-batch");
+  agreement.check([&] {
+    check_mask(mask);
+    if (mask.batch * mask.length > 0 && tokens == nullptr)
+      throw InvalidArgument(
+          fmt::format("tokens: pointer is null, expected [{}, {}]", mask.batch, mask.length));
+    std::size_t const count = static_cast<std::size_t>(mask.batch * mask.length);
+    agreement.equal("batch sizes", mask.batch)
+        .equal("sequence lengths", mask.length)
+        .equal_hash("tokens", hash_bytes(tokens, count * sizeof tokens[0]))
+        .equal_hash("masks", hash_mask(mask));
+  });
+  agreement.exchange(comm_);
+}
+
+template <class ExecutionSpace>
+void StreamedLoss<ExecutionSpace>::check_call(ConstRows const& student,
+                                              TeacherCache<ExecutionSpace> const& cache,
+                                              ResponseMask const& mask,
+                                              Normalization const& normalization,
+                                              Rows const& gradient) const {
+  check_mask(mask);
+  check_normalization(normalization);
+  auto const check_logits = [&](char const* what, ConstRows const& rows) {
+    check_rows(rows, what);
+    if (rows.index.count != mask.batch * mask.length || rows.width != shard_.student_width())
+      throw InvalidArgument(fmt::format("{}: shape is [{}, {}], expected [{} · {}, {}]", what,
+                                        rows.index.count, rows.width, mask.batch, mask.length,
+                                        shard_.student_width()));
+    if (rows.index.offsets != nullptr)
+      throw InvalidArgument(
+          fmt::format("{}: rows have explicit offsets, expected regular strides", what));
+    if (rows.index.count > 0 && rows.index.inner != mask.length &&
+        rows.index.inner < rows.index.count)
+      throw InvalidArgument(fmt::format("{}: {} rows per outer step, expected the {} positions",
+                                        what, rows.index.inner, mask.length));
+  };
+  check_logits("student logits", student);
+  if (gradient.data) {
+    check_logits("gradient", gradient);
+    if (gradient.type != student.type)
+      throw InvalidArgument(fmt::format("gradient: type is {}, expected the student's {}",
+                                        to_string(gradient.type), to_string(student.type)));
+    if (gradient.data == student.data && gradient.width > 0 &&
+        !same_positions(student.index, gradient.index))
+      throw InvalidArgument(
+          "gradient: starts at the student's logits but has other row positions; expected the same "
+          "rows (in place) or other memory");
+  }
+  if (!cache.holds_rows())
+    throw InvalidArgument("teacher cache: it is empty, expected this micro-batch's rows");
+  std::int64_t const width =
+      options_.route == Route::gathered ? shard_.vocabulary() : shard_.teacher_width();
+  if (cache.batch() != mask.batch || cache.length() != mask.length || cache.width() != width)
+    throw InvalidArgument(fmt::format("teacher cache: shape is [{}, {}, {}], expected [{}, {}, {}]",
+                                      cache.batch(), cache.length(), cache.width(), mask.batch,
+                                      mask.length, width));
+}
+
+template <class ExecutionSpace>
+LossResult StreamedLoss<ExecutionSpace>::compute(
+    ExecutionSpace const& exec, ConstRows const& student, TeacherCache<ExecutionSpace>& cache,
+    ResponseMask const& mask, Normalization const& normalization, Rows const& gradient) {
+  try {
+    Batch batch;
+    batch.student = student;
+    batch.gradient = gradient;
+    batch.teacher_type = cache.type();
+    batch.batch = mask.batch;
+    batch.length = mask.length;
+    // Without elements there is no telling whether a null pointer asks for a gradient.
+    bool const empty = student.index.count == 0 || student.width == 0;
+    Agreement agreement("streamed loss");
+    agreement.equal("batch sizes", mask.batch).equal("sequence lengths", mask.length);
+    agreement.check([&] {
+      check_call(student, cache, mask, normalization, gradient);
+      if (gradient.data == student.data) batch.gradient.index = student.index;
+      batch.plan.emplace(mask, options_.plan, options_.chunk_width, options_.skip_empty_chunks);
+      batch.row_weight = static_cast<float>(normalization.row_weight(batch.plan->tokens()));
+      // A weight of 0 would mean "does not count".
+      if (batch.plan->tokens() > 0 && !std::isnormal(batch.row_weight))
+        throw InvalidArgument(fmt::format(
+            "normalization: the weight of a row is {}, expected a normal single-precision number",
+            normalization.row_weight(batch.plan->tokens())));
+      prepare(exec, batch);
+      agreement.equal_hash("masks", hash_mask(mask));
+    });
+    agreement.equal("plans", options_.plan)
+        .equal("chunk widths", options_.chunk_width)
+        .equal("skipping", options_.skip_empty_chunks)
+        .equal("routes", options_.route)
+        .equal("divergences", options_.divergence.divergence)
+        .equal("temperatures", options_.divergence.temperature)
+        .equal("betas", options_.divergence.beta)
+        .equal("normalizations", normalization.kind)
+        .equal("divisors", normalization.divisor)
+        .equal("gradient accumulation steps", normalization.gradient_accumulation_steps)
+        .equal("loss scales", normalization.loss_scale)
+        .equal("student types", student.type)
+        .equal("teacher types", cache.type())
+        .equal("cache modes", cache.options().mode)
+        .tell("gradients asked", empty ? unknown : gradient.data != nullptr);
+    check_gradients_asked(agreement.exchange(comm_));
+
+    ChunkPlan const& plan = *batch.plan;
+    ensure_plan(exec, batch);
+    if (gradient.data) impl::zero_rows(exec, "vpkl::StreamedLoss::zero", gradient, batch.uncounted);
+    for (ChunkPlan::Chunk const& chunk : plan.chunks())
+      run_chunk(exec, batch, chunk, cache);
+
+    std::vector<float> const values = impl::to_host(exec, const_cast<float const*>(batch.values),
+                                                    static_cast<std::int64_t>(plan.rows().size()));
+    row_values_.assign(static_cast<std::size_t>(mask.batch * mask.length), 0.0f);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      row_values_[plan.rows()[i]] = values[i];
+
+    LossResult result;
+    result.tokens = plan.tokens();
+    result.chunks = static_cast<std::int64_t>(plan.chunks().size());
+    result.skipped_chunks = plan.skipped();
+    if (plan.tokens() > 0)
+      result.loss = tree_sum(row_values_) * normalization.loss_factor(plan.tokens());
+    return result;
+  } catch (...) {
+    cache.free();
+    throw;
+  }
+}
+
+template <class ExecutionSpace>
+void StreamedLoss<ExecutionSpace>::prepare(ExecutionSpace const& exec, Batch& batch) {
+  ChunkPlan const& plan = *batch.plan;
+  std::size_t const rows = plan.rows().size();
+  std::size_t const all = static_cast<std::size_t>(batch.batch * batch.length);
+  bool const listed = plan.kind() == PlanKind::rows;
+  bool const in_place = batch.gradient.data == batch.student.data;
+
+  std::vector<float> weights(rows);
+  for (std::size_t i = 0; i < rows; ++i)
+    weights[i] = plan.counted()[i] ? batch.row_weight : 0.0f;
+  // A chunk's own kernel writes its uncounted rows.
+  std::vector<std::uint8_t> uncounted(all, 1);
+  for (std::int64_t row : plan.rows())
+    uncounted[row] = 0;
+  std::vector<std::int64_t> student_offsets, gradient_offsets;
+  if (listed)
+    for (std::int64_t row : plan.rows()) {
+      student_offsets.push_back(batch.student.index(row));
+      if (batch.gradient.data && !in_place) gradient_offsets.push_back(batch.gradient.index(row));
+    }
+
+  std::size_t const part[] = {aligned(rows * sizeof(float)), aligned(rows * sizeof(float)),
+                              aligned(all), aligned(student_offsets.size() * sizeof(std::int64_t)),
+                              aligned(gradient_offsets.size() * sizeof(std::int64_t))};
+  std::size_t const bytes = part[0] + part[1] + part[2] + part[3] + part[4];
+  if (small_.size() < bytes) small_ = {};
+  if (small_.size() < bytes) small_ = impl::allocate_bytes(exec, "vpkl::StreamedLoss::rows", bytes);
+  std::size_t first = 0;
+  auto const place = [&](std::size_t i, auto const& values) {
+    using T = typename std::decay<decltype(values)>::type::value_type;
+    auto const where = Kokkos::subview(small_, std::make_pair(first, first + part[i]));
+    first += part[i];
+    impl::to_device(exec, values, ByteView<ExecutionSpace>(where));
+    return reinterpret_cast<T*>(where.data());
+  };
+  batch.values = place(0, std::vector<float>(rows, 0.0f));
+  batch.weights = place(1, weights);
+  batch.uncounted = place(2, uncounted);
+  batch.student_offsets = place(3, student_offsets);
+  batch.gradient_offsets = in_place ? batch.student_offsets : place(4, gradient_offsets);
+
+  std::int64_t const width =
+      options_.route == Route::gathered ? shard_.vocabulary() : shard_.teacher_width();
+  std::size_t const teacher_bytes =
+      static_cast<std::size_t>(plan.largest_chunk() * width) * size_of(batch.teacher_type);
+  if (teacher_.size() < teacher_bytes) teacher_ = {};
+  if (teacher_.size() < teacher_bytes)
+    teacher_ = impl::allocate_bytes(exec, "vpkl::StreamedLoss::teacher", teacher_bytes);
+}
+
+template <class ExecutionSpace>
+void StreamedLoss<ExecutionSpace>::ensure_plan(ExecutionSpace const& exec, Batch const& batch) {
+  typename DivergencePlan<ExecutionSpace>::Options options;
+  options.divergence = options_.divergence;
+  options.route = options_.route;
+  options.student_type = batch.student.type;
+  options.teacher_type = batch.teacher_type;
+  options.max_rows = batch.plan->largest_chunk();
+  if (plan_ && plan_->options().student_type == options.student_type &&
+      plan_->options().teacher_type == options.teacher_type &&
+      plan_->options().max_rows >= options.max_rows)
+    return;
+  if (plan_) grow(retired_, plan_->counters());
+  plan_.reset();
+  plan_ = std::make_unique<DivergencePlan<ExecutionSpace>>(exec, comm_, shard_, options);
+}
+
+template <class ExecutionSpace>
+ConstRows StreamedLoss<ExecutionSpace>::chunk_rows(Batch const& batch,
+                                                   ChunkPlan::Chunk const& chunk,
+                                                   ConstRows const& rows,
+                                                   std::int64_t const* offsets) const {
+  ConstRows part = rows;
+  part.index = RowIndex{};
+  part.index.count = chunk.rows;
+  if (batch.plan->kind() == PlanKind::rows) {
+    part.index.offsets = offsets + chunk.first_row;
+    return part;
+  }
+  RowIndex const& index = rows.index;
+  part.data = static_cast<unsigned char const*>(rows.data) +
+              static_cast<std::size_t>(chunk.begin * index.inner_stride) * size_of(rows.type);
+  part.index.inner = chunk.end - chunk.begin;
+  part.index.inner_stride = index.inner_stride;
+  part.index.outer_stride =
+      index.inner == batch.length ? index.outer_stride : batch.length * index.inner_stride;
+  return part;
+}
+
+/// A chunk's fetch passes over rows that the cache does not hold; only rows that do not count may
+/// be among them.
+template <class ExecutionSpace>
+void StreamedLoss<ExecutionSpace>::check_held(ChunkPlan const& plan, ChunkPlan::Chunk const& chunk,
+                                              TeacherCache<ExecutionSpace> const& cache) {
+  for (std::int64_t i = chunk.first_row; i < chunk.first_row + chunk.rows; ++i)
+    if (plan.counted()[i] && !cache.holds(plan.rows()[i]))
+      throw InvalidArgument(fmt::format(
+          "teacher cache: row {} counts, but is not held; expected every row that counts",
+          plan.rows()[i]));
+}
+
+template <class ExecutionSpace>
+void StreamedLoss<ExecutionSpace>::run_chunk(ExecutionSpace const& exec, Batch const& batch,
+                                             ChunkPlan::Chunk const& chunk,
+                                             TeacherCache<ExecutionSpace>& cache) {
+  Rows const teacher{teacher_.data(), cache.type(), cache.width(),
+                     RowIndex::strided(chunk.rows, cache.width())};
+  std::exception_ptr error;
+  try {
+    if (batch.plan->kind() == PlanKind::rows) {
+      auto const first = batch.plan->rows().begin() + chunk.first_row;
+      cache.fetch_rows(exec, std::vector<std::int64_t>(first, first + chunk.rows), teacher);
+    } else {
+      check_held(*batch.plan, chunk, cache);
+      cache.fetch_chunk(exec, chunk.begin, chunk.end, teacher);
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  ConstRows const student = chunk_rows(batch, chunk, batch.student, batch.student_offsets);
+  Rows gradient;
+  if (batch.gradient.data) {
+    ConstRows const part = chunk_rows(batch, chunk, batch.gradient, batch.gradient_offsets);
+    gradient = {const_cast<void*>(part.data), part.type, part.width, part.index};
+  }
+  plan_->execute(exec, student, teacher, batch.weights + chunk.first_row,
+                 batch.values + chunk.first_row, gradient, error);
+}
+
+template <class ExecutionSpace>
+OperatorCounters StreamedLoss<ExecutionSpace>::counters() const {
+  OperatorCounters total = retired_;
+  if (plan_) grow(total, plan_->counters());
+  return total;
+}
+
+template <class ExecutionSpace>
+std::size_t StreamedLoss<ExecutionSpace>::workspace_bytes() const {
+  return teacher_.size() + small_.size() + (plan_ ? plan_->workspace_bytes() : 0);
+}
+
+#define VPKL_INSTANTIATE(Exec) template class StreamedLoss<Exec>;
+VPKL_FOREACH_EXECUTION_SPACE(VPKL_INSTANTIATE)
+#undef VPKL_INSTANTIATE
+
+}  // namespace vpkl
