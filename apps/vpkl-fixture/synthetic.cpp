@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 namespace {
@@ -72,7 +73,21 @@ vpkl::RowSource random_rows(vpkl::ElementType type, std::int64_t width, float sc
   };
 }
 
-vpkl::ModelContent random_model(SyntheticOptions const& o, vpkl::Side side) {
+/// Hidden states with 0 at unattended positions.
+vpkl::RowSource attended(vpkl::RowSource source, std::vector<std::uint8_t> const& mask,
+                         std::int64_t sequence_length, std::size_t position_bytes) {
+  return [=](std::int64_t first, std::int64_t count, void* out) {
+    source(first, count, out);
+    auto const begin = static_cast<std::size_t>(first * sequence_length);
+    for (std::size_t i = 0; i < static_cast<std::size_t>(count * sequence_length); ++i) {
+      if (mask[begin + i] == 0)
+        std::memset(static_cast<char*>(out) + i * position_bytes, 0, position_bytes);
+    }
+  };
+}
+
+vpkl::ModelContent random_model(SyntheticOptions const& o, vpkl::Side side,
+                                std::vector<std::uint8_t> const& mask) {
   bool const student = side == vpkl::Side::student;
   bool const perturbed = student && o.hidden_student == o.hidden_teacher;
   Stream const own_hidden(o.seed, student ? student_hidden : teacher_hidden);
@@ -85,8 +100,10 @@ vpkl::ModelContent random_model(SyntheticOptions const& o, vpkl::Side side) {
   model.hidden_size = student ? o.hidden_student : o.hidden_teacher;
   model.hidden_type = model.head_type = o.type;
   float const head_scale = logit_deviation / std::sqrt(static_cast<float>(model.hidden_size));
-  model.hidden = random_rows(o.type, o.sequence_length * model.hidden_size, 1.0f, base_hidden,
-                             noise, own_hidden);
+  auto const position_bytes = vpkl::size_of(o.type) * static_cast<std::size_t>(model.hidden_size);
+  model.hidden = attended(random_rows(o.type, o.sequence_length * model.hidden_size, 1.0f,
+                                      base_hidden, noise, own_hidden),
+                          mask, o.sequence_length, position_bytes);
   model.head =
       random_rows(o.type, model.hidden_size, head_scale, base_head, noise * head_scale, own_head);
   return model;
@@ -150,8 +167,8 @@ vpkl::RolloutContent synthesise(SyntheticOptions const& o) {
   content.tokens = std::move(rollout.tokens);
   content.attention_mask = std::move(rollout.attention_mask);
   content.response_start = std::move(rollout.response_start);
-  content.teacher = random_model(o, vpkl::Side::teacher);
-  content.student = random_model(o, vpkl::Side::student);
+  content.teacher = random_model(o, vpkl::Side::teacher, content.attention_mask);
+  content.student = random_model(o, vpkl::Side::student, content.attention_mask);
   content.shared_head = o.shared_head;
   return content;
 }

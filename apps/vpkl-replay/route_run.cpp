@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "route_run.hpp"
 
-#include <vpkl/core/transfer.hpp>
 #include <vpkl/io/sha256.hpp>
 #include <vpkl/parallel/agreement.hpp>
 #include <vpkl/trace/range.hpp>
@@ -25,12 +24,10 @@ struct ScaleAndTest {
 };
 
 template <class View>
-std::string sha256_of(Exec const& exec, View const& view) {
-  using T = typename View::non_const_value_type;
-  auto const host = impl::to_host(exec, static_cast<T const*>(view.data()),
-                                  static_cast<std::int64_t>(view.size()));
+std::string sha256_of(View const& view) {
+  auto const host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), view);
   Sha256 hash;
-  hash.update(host.data(), host.size() * sizeof(T));
+  hash.update(host.data(), host.size() * sizeof(typename View::value_type));
   return hash.hex_digest();
 }
 
@@ -103,11 +100,12 @@ Bytes RouteRun::read_head(Side side) {
   std::size_t const bytes =
       static_cast<std::size_t>(shard_.width() * fixture.model(side).hidden_size) *
       size_of(fixture.head_type(side));
-  std::vector<unsigned char> host(bytes);
-  fixture.read_head(side, shard_.begin(), shard_.width(), host.data());
   Bytes weights(Kokkos::view_alloc(exec_, "vpkl::replay::head", Kokkos::WithoutInitializing),
                 bytes);
-  impl::to_device(exec_, host, weights);
+  auto const host = Kokkos::create_mirror_view(weights);
+  fixture.read_head(side, shard_.begin(), shard_.width(), host.data());
+  Kokkos::deep_copy(exec_, weights, host);
+  exec_.fence();
   return weights;
 }
 
@@ -254,8 +252,8 @@ bool RouteRun::finite_everywhere(double loss) {
   return true;
 }
 
-std::string RouteRun::master_sha256() const { return sha256_of(exec_, optimizer_->masters()); }
-std::string RouteRun::teacher_sha256() const { return sha256_of(exec_, teacher_head_); }
+std::string RouteRun::master_sha256() const { return sha256_of(optimizer_->masters()); }
+std::string RouteRun::teacher_sha256() const { return sha256_of(teacher_head_); }
 
 RouteCounters RouteRun::counters() const {
   return {loss_->counters(), difference(tensor_.counters(), before_), cache_->counters()};
