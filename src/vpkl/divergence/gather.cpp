@@ -56,8 +56,9 @@ VocabularyGather<ExecutionSpace>::VocabularyGather(ExecutionSpace const& exec, C
 }
 
 template <class ExecutionSpace>
-void VocabularyGather<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstRows const& local,
-                                               Rows const& whole, std::exception_ptr error) {
+int VocabularyGather<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstRows const& local,
+                                              Rows const& whole, std::exception_ptr error,
+                                              float const* row_weight) {
   std::int64_t const rows = std::min(std::max<std::int64_t>(local.index.count, 0), max_rows_);
   if (!error) {
     try {
@@ -101,14 +102,17 @@ void VocabularyGather<ExecutionSpace>::execute(ExecutionSpace const& exec, Const
   header.rows = rows;
   impl::fence(exec, "vpkl::VocabularyGather::header");
   std::memcpy(slot(comm_.rank()), &header, sizeof header);
+  int launched = 0;
   if (!error)
-    impl::copy_rows(exec, "vpkl::VocabularyGather::pack", local, 0, body(comm_.rank()), 0,
-                    shard_.width());
+    launched += impl::copy_rows(exec, "vpkl::VocabularyGather::pack", local, 0, body(comm_.rank()),
+                                0, shard_.width(), row_weight);
   comm_.all_gather(exec, slot(comm_.rank()), message_.data(), bytes);
   impl::check_headers(comm_, message_.data(), bytes, error);
   for (int r = 0; r < ranks; ++r)
-    impl::copy_rows(exec, "vpkl::VocabularyGather::unpack", body(r), 0, whole, shard_.bounds()[r],
-                    shard_.bounds()[r + 1] - shard_.bounds()[r]);
+    launched += impl::copy_rows(exec, "vpkl::VocabularyGather::unpack", body(r), 0, whole,
+                                shard_.bounds()[r], shard_.bounds()[r + 1] - shard_.bounds()[r],
+                                row_weight);
+  return launched;
 }
 
 #define VPKL_INSTANTIATE(Exec) template class VocabularyGather<Exec>;

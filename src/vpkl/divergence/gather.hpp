@@ -25,8 +25,11 @@ class VocabularyGather {
   /// \param[in] local rows at least as wide as the shard
   /// \param[out] whole `[local.index.count, vocabulary]`
   /// \param[in] error this rank's failure, if any: every rank then throws it
-  void execute(ExecutionSpace const& exec, ConstRows const& local, Rows const& whole,
-               std::exception_ptr error = nullptr);
+  /// \param[in] row_weight one a row, or null; rows of weight 0 are never read, and `whole` holds
+  /// nothing there
+  /// \return number of kernels launched
+  int execute(ExecutionSpace const& exec, ConstRows const& local, Rows const& whole,
+              std::exception_ptr error = nullptr, float const* row_weight = nullptr);
 
   std::size_t workspace_bytes() const { return message_.size(); }
 

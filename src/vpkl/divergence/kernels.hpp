@@ -22,7 +22,8 @@ struct RowJob {
   std::int64_t rows() const { return student.index.count; }
 };
 
-/// Kernels over the rows of a job. All are enqueued on `exec`; pointers are to its memory.
+/// Kernels over the rows of a job. All are enqueued on `exec`; pointers are to its memory. Each
+/// call returns the number of kernels it launched.
 template <class ExecutionSpace>
 class DivergenceKernels {
  public:
@@ -31,24 +32,23 @@ class DivergenceKernels {
   DivergenceKernels(ExecutionSpace const& exec, std::int64_t max_rows, std::int64_t max_columns);
 
   /// \brief Statistics of each row over the job's columns.
-  void statistics(ExecutionSpace const& exec, RowJob const& job, RowStatistics* out) const;
+  int statistics(ExecutionSpace const& exec, RowJob const& job, RowStatistics* out) const;
 
   /// \brief Merges the records of `ranks` ranks, `stride` records apart, in rank order.
-  void combine(ExecutionSpace const& exec, RowJob const& job, RowStatistics const* gathered,
-               int ranks, std::int64_t stride, RowStatistics* merged) const;
+  int combine(ExecutionSpace const& exec, RowJob const& job, RowStatistics const* gathered,
+              int ranks, std::int64_t stride, RowStatistics* merged) const;
 
   /// \brief JSD's sums of each row over the job's columns.
-  void jsd_sums(ExecutionSpace const& exec, RowJob const& job, RowStatistics const* merged,
-                JsdSums* out) const;
+  int jsd_sums(ExecutionSpace const& exec, RowJob const& job, RowStatistics const* merged,
+               JsdSums* out) const;
 
   /// \brief Values and, where `gradient.data` is set, gradients; zeros beyond the job's columns.
   /// \param[in] sums JSD's, of `ranks` ranks `stride` apart
-  void finish(ExecutionSpace const& exec, RowJob const& job, RowStatistics const* merged,
-              JsdSums const* sums, int ranks, std::int64_t stride, float* value,
-              Rows gradient) const;
+  int finish(ExecutionSpace const& exec, RowJob const& job, RowStatistics const* merged,
+             JsdSums const* sums, int ranks, std::int64_t stride, float* value,
+             Rows gradient) const;
 
   /// \brief statistics, jsd_sums and finish of a whole vocabulary, with the same bits.
-  /// \return number of kernels launched
   int fused(ExecutionSpace const& exec, RowJob const& job, RowStatistics* merged, JsdSums* sums,
             float* value, Rows gradient) const;
 

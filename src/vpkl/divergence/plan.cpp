@@ -19,9 +19,19 @@ namespace {
 using trace::Category;
 using trace::Phase;
 
+void check_type(char const* who, ElementType type) {
+  if (type < ElementType::fp32 || type > ElementType::fp16)
+    throw InvalidArgument(fmt::format("divergence plan: {} type is {}, expected fp32, bf16 or fp16",
+                                      who, static_cast<int>(type)));
+}
+
 void check_plan(Communicator const& comm, VocabShard const& shard, Route route,
                 DivergenceOptions const& divergence, std::int64_t max_rows) {
   check_options(divergence);
+  if (route < Route::dense || route > Route::vocab_parallel)
+    throw InvalidArgument(
+        fmt::format("divergence plan: route is {}, expected dense, gathered or vocab_parallel",
+                    static_cast<int>(route)));
   if (max_rows < 0)
     throw InvalidArgument(
         fmt::format("divergence plan: max_rows is {}, expected at least 0", max_rows));
@@ -33,6 +43,12 @@ void check_plan(Communicator const& comm, VocabShard const& shard, Route route,
     throw InvalidArgument(
         fmt::format("divergence plan: the shard is rank {} of {}, the communicator's rank {} of {}",
                     shard.rank(), shard.ranks(), comm.rank(), comm.size()));
+  double const width = route == Route::gathered ? static_cast<double>(shard.vocabulary()) : 0;
+  double const bytes =
+      static_cast<double>(max_rows) * (comm.size() + 2) * (4 * width + sizeof(RowStatistics));
+  if (bytes > 0x1p62)
+    throw OutOfMemory(fmt::format("divergence plan: max_rows is {}, which takes about {:.3g} bytes",
+                                  max_rows, bytes));
 }
 
 }  // namespace
@@ -46,6 +62,8 @@ DivergencePlan<ExecutionSpace>::DivergencePlan(ExecutionSpace const& exec, Commu
   // Memory is taken before the exchange, so that a rank that has none takes all with it.
   Agreement("divergence plan")
       .check([&] {
+        check_type("student", options_.student_type);
+        check_type("teacher", options_.teacher_type);
         check_plan(comm_, shard_, options_.route, options_.divergence, options_.max_rows);
         allocate(exec);
       })
@@ -174,7 +192,7 @@ void DivergencePlan<ExecutionSpace>::execute_gathered(ExecutionSpace const& exec
                    RowIndex::strided(rows, shard_.vocabulary())};
   {
     trace::Range const range(Phase::combine, Category::comm, rows);
-    gather_->execute(exec, local, whole, error);
+    counters_.kernels += gather_->execute(exec, local, whole, error, job.weight);
     ++counters_.collectives;
   }
   job.student = whole;
@@ -182,15 +200,15 @@ void DivergencePlan<ExecutionSpace>::execute_gathered(ExecutionSpace const& exec
   bool const jsd = options_.divergence.divergence == Divergence::jsd;
   {
     trace::Range const range(Phase::statistics, Category::kernel, rows);
-    kernels_.statistics(exec, job, merged());
-    if (jsd) kernels_.jsd_sums(exec, job, merged(), sums);
+    counters_.kernels += kernels_.statistics(exec, job, merged());
+    if (jsd) counters_.kernels += kernels_.jsd_sums(exec, job, merged(), sums);
   }
   trace::Range const range(Phase::gradient, Category::kernel, rows);
   job.student = local;
   job.columns = shard_.width();
   job.teacher_first = shard_.begin();
-  kernels_.finish(exec, job, merged(), jsd ? sums : nullptr, 1, 0, value, gradient);
-  counters_.kernels += jsd ? 3 : 2;
+  counters_.kernels +=
+      kernels_.finish(exec, job, merged(), jsd ? sums : nullptr, 1, 0, value, gradient);
 }
 
 template <class ExecutionSpace>
@@ -202,7 +220,9 @@ void DivergencePlan<ExecutionSpace>::execute_parallel(ExecutionSpace const& exec
   std::int64_t const rows = std::clamp<std::int64_t>(job.rows(), 0, max_rows);
   int const ranks = comm_.size();
   RowStatistics* const gathered = merged() + max_rows;
-  std::int64_t const stride = rows + 1;
+  // As many records as the largest call has: the message is whole even where ranks bring different
+  // numbers of rows, and the headers tell it.
+  std::int64_t const stride = max_rows + 1;
   RowStatistics* const own = gathered + comm_.rank() * stride;
   {
     trace::Range const range(Phase::statistics, Category::kernel, rows);
@@ -211,7 +231,7 @@ void DivergencePlan<ExecutionSpace>::execute_parallel(ExecutionSpace const& exec
     header.rows = rows;
     impl::fence(exec, "vpkl::DivergencePlan::header");
     std::memcpy(static_cast<void*>(own), &header, sizeof header);
-    if (!error) kernels_.statistics(exec, job, own + 1);
+    if (!error) counters_.kernels += kernels_.statistics(exec, job, own + 1);
   }
   {
     trace::Range const range(Phase::combine, Category::comm, rows);
@@ -219,21 +239,20 @@ void DivergencePlan<ExecutionSpace>::execute_parallel(ExecutionSpace const& exec
     comm_.all_gather(exec, own, gathered, bytes);
     ++counters_.collectives;
     impl::check_headers(comm_, gathered, bytes, error);
-    kernels_.combine(exec, job, gathered + 1, ranks, stride, merged());
-    counters_.kernels += 3;
+    counters_.kernels += kernels_.combine(exec, job, gathered + 1, ranks, stride, merged());
   }
   auto* const sums = reinterpret_cast<impl::JsdSums*>(gathered);
   bool const jsd = options_.divergence.divergence == Divergence::jsd;
   if (jsd) {
     trace::Range const range(Phase::combine, Category::comm, rows);
     impl::JsdSums* const own_sums = sums + comm_.rank() * rows;
-    kernels_.jsd_sums(exec, job, merged(), own_sums);
+    counters_.kernels += kernels_.jsd_sums(exec, job, merged(), own_sums);
     comm_.all_gather(exec, own_sums, sums, static_cast<std::size_t>(rows) * sizeof(impl::JsdSums));
     ++counters_.collectives;
-    ++counters_.kernels;
   }
   trace::Range const range(Phase::gradient, Category::kernel, rows);
-  kernels_.finish(exec, job, merged(), jsd ? sums : nullptr, ranks, rows, value, gradient);
+  counters_.kernels +=
+      kernels_.finish(exec, job, merged(), jsd ? sums : nullptr, ranks, rows, value, gradient);
 }
 
 #define VPKL_INSTANTIATE(Exec) template class DivergencePlan<Exec>;

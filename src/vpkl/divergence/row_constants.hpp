@@ -16,13 +16,14 @@ namespace vpkl::impl {
 struct KernelOptions {
   Divergence divergence;
   Weighting weighting;
-  float inverse_temperature;
+  float scale;  ///< logit_unit / T
   double temperature;
   double beta;
 
   /// \brief Converts user options.
   static KernelOptions make(DivergenceOptions const& options) {
-    return {options.divergence, options.weighting(), static_cast<float>(1.0 / options.temperature),
+    return {options.divergence, options.weighting(),
+            static_cast<float>(static_cast<double>(logit_unit) / options.temperature),
             options.temperature, options.beta};
   }
 };
@@ -48,7 +49,7 @@ struct RowConstants {
   float inverse_sum_student;
   float inverse_sum_teacher;
   float log_ratio;  ///< log S_teacher - log S_student
-  float mean;       ///< reverse KL: E_s[(zs-ms)-(zt-mt)]; JSD: D(ps‖m)
+  float mean;       ///< reverse KL: E_s[ds - dt] in units of logit_unit; JSD: D(ps‖m)
   RowState state;
 };
 
@@ -69,7 +70,7 @@ KOKKOS_INLINE_FUNCTION RowConstants row_constants(RowStatistics const& s, Weight
   c.inverse_sum_student = static_cast<float>(1.0 / s.sum_student);
   c.inverse_sum_teacher = static_cast<float>(1.0 / s.sum_teacher);
   c.log_ratio = static_cast<float>(log(s.sum_teacher) - log(s.sum_student));
-  if (weighting == Weighting::student) c.mean = static_cast<float>(s.weighted / s.sum_student);
+  if (weighting == Weighting::student) c.mean = s.difference;
   return c;
 }
 
@@ -80,10 +81,11 @@ KOKKOS_INLINE_FUNCTION float divergence_value(RowStatistics const& s, JsdSums co
     return std::numeric_limits<float>::quiet_NaN();
   if (state == RowState::infinite) return std::numeric_limits<float>::infinity();
   double const log_ratio = log(s.sum_teacher) - log(s.sum_student);
+  double const difference = static_cast<double>(s.difference) * static_cast<double>(options.scale);
   double value;
   switch (options.divergence) {
-    case Divergence::forward_kl: value = s.weighted / s.sum_teacher - log_ratio; break;
-    case Divergence::reverse_kl: value = s.weighted / s.sum_student + log_ratio; break;
+    case Divergence::forward_kl: value = difference - log_ratio; break;
+    case Divergence::reverse_kl: value = difference + log_ratio; break;
     default: value = options.beta * jsd.teacher + (1.0 - options.beta) * jsd.student; break;
   }
   return static_cast<float>(value * options.temperature * options.temperature);

@@ -90,12 +90,8 @@ class MpiTransport final : public Transport {
     if (bytes == 0) return;
     auto* const bytes_out = static_cast<unsigned char*>(gathered);
     bool const staged = bytes <= staging_limit;
-    unsigned char* target = bytes_out;
-    if (staged) {
-      std::size_t const needed = bytes * static_cast<std::size_t>(size_);
-      if (staging_->size() < needed) staging_->resize(needed);
-      target = staging_->data();
-    }
+    unsigned char* const target =
+        staged ? staging(bytes * static_cast<std::size_t>(size_)) : bytes_out;
     unsigned char* const slot = target + bytes * static_cast<std::size_t>(rank_);
     if (local != slot) std::memmove(slot, local, bytes);
     MPI_Request request = MPI_REQUEST_NULL;
@@ -113,14 +109,20 @@ class MpiTransport final : public Transport {
   }
 
   void all_reduce_sum(float* data, std::int64_t count, std::chrono::milliseconds timeout) override {
+    if (count <= 0) return;
+    std::size_t const bytes = static_cast<std::size_t>(count) * sizeof(float);
+    bool const staged = bytes <= staging_limit;
+    float* const target = staged ? reinterpret_cast<float*>(staging(bytes)) : data;
+    if (staged) std::memcpy(target, data, bytes);
     constexpr std::int64_t piece = std::int64_t(1) << 28;
     for (std::int64_t begin = 0; begin < count; begin += piece) {
       int const n = static_cast<int>(std::min(piece, count - begin));
       MPI_Request request = MPI_REQUEST_NULL;
       VPKL_CHECK_MPI(
-          MPI_Iallreduce(MPI_IN_PLACE, data + begin, n, MPI_FLOAT, MPI_SUM, comm_, &request));
+          MPI_Iallreduce(MPI_IN_PLACE, target + begin, n, MPI_FLOAT, MPI_SUM, comm_, &request));
       wait(request, timeout, "MPI_Iallreduce");
     }
+    if (staged) std::memcpy(data, target, bytes);
   }
 
   std::unique_ptr<Transport> split(int color, int key) override {
@@ -132,11 +134,18 @@ class MpiTransport final : public Transport {
  private:
   static constexpr std::size_t staging_limit = std::size_t(1) << 20;
 
+  unsigned char* staging(std::size_t bytes) {
+    if (staging_->size() < bytes) staging_->resize(bytes);
+    return staging_->data();
+  }
+
   void wait(MPI_Request& request, std::chrono::milliseconds timeout, char const* call) {
     auto const start = Clock::now();
     for (std::int64_t polls = 0;; ++polls) {
       int done = 0;
-      check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
+      int const code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+      if (code != MPI_SUCCESS) abandoned_ = true;
+      check_mpi(code, call);
       if (done) return;
       if (polls < 1000) continue;
       auto const waited =

@@ -11,14 +11,18 @@
 
 namespace vpkl {
 
-/// Which distribution weighs the terms of `weighted`: the teacher in forward KL, the student in
-/// reverse KL.
+/// Which distribution weighs `difference`: the teacher in forward KL, the student in reverse KL.
 enum class Weighting : std::int32_t { teacher, student, none };
+
+/// Differences of logits are kept in units of 1024. Any two finite logits then differ by a finite
+/// float, and sums of such differences over a block of columns stay finite.
+constexpr float logit_unit = 1024.0f;
+constexpr float inverse_logit_unit = 1.0f / logit_unit;
 
 /// Statistics of one row over a set of columns; 32 bytes, the record that ranks exchange.
 ///
-/// With z = logit / T and m the largest logit of the set: sum = Σ e^(z - m/T), and
-/// weighted = Σ e^(za - ma/T) · ((za - ma/T) - (zb - mb/T)), a the weighing distribution.
+/// With m the largest logit of the set and d = logit - m: sum = Σ e^(d/T), and difference =
+/// Σ e^(da/T) · (da - db) / (sum_a · logit_unit), a the weighing distribution.
 struct alignas(16) RowStatistics {
   enum Flag : std::uint32_t {
     invalid = 1,      ///< a NaN or +inf logit in either model
@@ -29,22 +33,23 @@ struct alignas(16) RowStatistics {
   double sum_teacher = 0;
   float max_student = -std::numeric_limits<float>::infinity();
   float max_teacher = -std::numeric_limits<float>::infinity();
-  float weighted = 0;
+  float difference = 0;
   std::uint32_t flags = 0;
 };
 static_assert(sizeof(RowStatistics) == 32, "RowStatistics is the 32-byte record on the wire");
 
 namespace impl {
 
-/// e^((from - to)/T) and (from - to)/T of a maximum that moved up; 1 and 0 for an empty set, whose
-/// sums are 0 anyway.
+/// Distance (in units) and e^((from - to)/T) of a maximum that moved up; 0 and 1 for an empty set,
+/// whose sums are 0 anyway.
 struct Rescale {
   double shift;
   double factor;
   KOKKOS_INLINE_FUNCTION Rescale(float from, float to, double inverse_temperature) {
     bool const moved = from != to && from != -std::numeric_limits<float>::infinity();
-    shift = moved ? (static_cast<double>(from) - static_cast<double>(to)) * inverse_temperature : 0;
-    factor = moved ? exp(shift) : 1;
+    double const distance = moved ? static_cast<double>(from) - static_cast<double>(to) : 0;
+    shift = distance * static_cast<double>(inverse_logit_unit);
+    factor = moved ? exp(distance * inverse_temperature) : 1;
   }
 };
 
@@ -65,13 +70,16 @@ class RowAccumulator {
     impl::Rescale const own_t(max_teacher_, max_teacher, inverse_temperature_);
     impl::Rescale const new_s(part.max_student, max_student, inverse_temperature_);
     impl::Rescale const new_t(part.max_teacher, max_teacher, inverse_temperature_);
-    // W' = e^(ma-ma') (W + Sa ((ma-ma') - (mb-mb'))), for either side of the merge.
+    // With W = Σ e^(da/T) · (da - db): W' = e^((ma-ma')/T) · (W + Sa ((ma-ma') - (mb-mb'))), for
+    // either side of the merge.
     if (weighting_ == Weighting::teacher) {
       weighted_ = own_t.factor * (weighted_ + sum_teacher_ * (own_t.shift - own_s.shift)) +
-                  new_t.factor * (part.weighted + part.sum_teacher * (new_t.shift - new_s.shift));
+                  new_t.factor * part.sum_teacher *
+                      (static_cast<double>(part.difference) + (new_t.shift - new_s.shift));
     } else if (weighting_ == Weighting::student) {
       weighted_ = own_s.factor * (weighted_ + sum_student_ * (own_s.shift - own_t.shift)) +
-                  new_s.factor * (part.weighted + part.sum_student * (new_s.shift - new_t.shift));
+                  new_s.factor * part.sum_student *
+                      (static_cast<double>(part.difference) + (new_s.shift - new_t.shift));
     }
     sum_student_ = own_s.factor * sum_student_ + new_s.factor * part.sum_student;
     sum_teacher_ = own_t.factor * sum_teacher_ + new_t.factor * part.sum_teacher;
@@ -85,7 +93,8 @@ class RowAccumulator {
     r.sum_teacher = sum_teacher_;
     r.max_student = max_student_;
     r.max_teacher = max_teacher_;
-    r.weighted = static_cast<float>(weighted_);
+    double const weight = weighting_ == Weighting::student ? sum_student_ : sum_teacher_;
+    if (weight > 0) r.difference = static_cast<float>(weighted_ / weight);
     r.flags = flags_;
     return r;
   }

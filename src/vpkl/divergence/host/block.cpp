@@ -3,6 +3,7 @@
 #include <vpkl/divergence/host/math.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -22,13 +23,15 @@ void load_columns(ElementType type, void const* row, std::int64_t first, int col
   });
 }
 
-/// (logit - max)/T, finite for every logit but NaN: support is decided by the logit alone.
-inline float scaled(float logit, float max, float inverse_temperature) {
-  return at_least((logit - max) * inverse_temperature, lowest);
+/// Distance of a logit from the largest one, in units of logit_unit. Finite for every logit but
+/// NaN, since support is decided by the logit alone; -inf lies beyond all finite logits.
+inline float distance(float logit, float max_in_units) {
+  constexpr float beyond_all = -0x1p120f;
+  return at_least(logit * inverse_logit_unit - max_in_units, beyond_all);
 }
 
-/// 0 for a set without support, so that -inf - max stays -inf.
-inline float safe_max(float max) { return max == -infinity ? 0.0f : max; }
+/// The largest logit in units; 0 for a set without support, so that -inf stays beyond all.
+inline float in_units(float max) { return max == -infinity ? 0.0f : max * inverse_logit_unit; }
 
 // In double: adding the lanes in single precision would cost more than their own rounding.
 double tree_sum(float const (&lane)[lanes]) {
@@ -41,48 +44,80 @@ double tree_sum(float const (&lane)[lanes]) {
   return sum[0];
 }
 
-float largest(float const* x, int padded) {
-  float lane[lanes];
-  for (int l = 0; l < lanes; ++l)
-    lane[l] = -infinity;
-  for (int c = 0; c < padded; c += lanes)
-    for (int l = 0; l < lanes; ++l)
-      lane[l] = x[c + l] > lane[l] ? x[c + l] : lane[l];
+float largest(float const (&lane)[lanes]) {
   float max = -infinity;
   for (float value : lane)
     max = value > max ? value : max;
   return max;
 }
 
-template <class Predicate>
-bool any(Block const& block, Predicate&& predicate) {
-  std::int32_t lane[lanes] = {};
-  for (int c = 0; c < block.padded; c += lanes)
-    for (int l = 0; l < lanes; ++l)
-      lane[l] |= predicate(block.student[c + l], block.teacher[c + l]) ? 1 : 0;
+bool any(std::int32_t const (&lane)[lanes]) {
   std::int32_t found = 0;
   for (std::int32_t f : lane)
     found |= f;
   return found != 0;
 }
 
+/// Fills in maxima and flags.
 template <Weighting weighting>
-void sums(Block const& block, float ms, float mt, float inverse_temperature, RowStatistics& out) {
-  float sum_student[lanes] = {}, sum_teacher[lanes] = {}, weighted[lanes] = {};
+void survey(Block const& block, RowStatistics& out) {
+  float max_student[lanes], max_teacher[lanes];
+  std::int32_t invalid[lanes] = {}, unsupported[lanes] = {};
+  for (int l = 0; l < lanes; ++l)
+    max_student[l] = max_teacher[l] = -infinity;
   for (int c = 0; c < block.padded; c += lanes)
     for (int l = 0; l < lanes; ++l) {
-      float const zs = scaled(block.student[c + l], ms, inverse_temperature);
-      float const zt = scaled(block.teacher[c + l], mt, inverse_temperature);
-      float const es = exp_nonpositive(zs);
-      float const et = exp_nonpositive(zt);
-      sum_student[l] += es;
-      sum_teacher[l] += et;
-      if (weighting == Weighting::teacher) weighted[l] += et * (zt - zs);
-      if (weighting == Weighting::student) weighted[l] += es * (zs - zt);
+      float const s = block.student[c + l], t = block.teacher[c + l];
+      max_student[l] = s > max_student[l] ? s : max_student[l];
+      max_teacher[l] = t > max_teacher[l] ? t : max_teacher[l];
+      // True for NaN too.
+      invalid[l] |= static_cast<int>(!(s < infinity)) | static_cast<int>(!(t < infinity));
+      if (weighting == Weighting::teacher)
+        unsupported[l] |= static_cast<int>(t > -infinity) & static_cast<int>(s == -infinity);
+      if (weighting == Weighting::student)
+        unsupported[l] |= static_cast<int>(s > -infinity) & static_cast<int>(t == -infinity);
     }
-  out.sum_student = tree_sum(sum_student);
-  out.sum_teacher = tree_sum(sum_teacher);
-  out.weighted = static_cast<float>(tree_sum(weighted));
+  if (any(invalid)) {
+    out.flags = RowStatistics::invalid;
+    return;
+  }
+  if (any(unsupported)) out.flags = RowStatistics::unsupported;
+  out.max_student = largest(max_student);
+  out.max_teacher = largest(max_teacher);
+}
+
+template <Weighting weighting>
+void sums(Block const& block, float scale, RowStatistics& out) {
+  float const ms = in_units(out.max_student), mt = in_units(out.max_teacher);
+  float sum_student[lanes] = {}, sum_teacher[lanes] = {}, weighted[lanes] = {};
+  // Where one id has almost all probability, its 1 would swallow the others that share its lane.
+  float ones_student[lanes] = {}, ones_teacher[lanes] = {};
+  for (int c = 0; c < block.padded; c += lanes)
+    for (int l = 0; l < lanes; ++l) {
+      float const ds = distance(block.student[c + l], ms);
+      float const dt = distance(block.teacher[c + l], mt);
+      float const es = exp_nonpositive(ds * scale);
+      float const et = exp_nonpositive(dt * scale);
+      sum_student[l] += select(ds < 0, es, 0.0f);
+      sum_teacher[l] += select(dt < 0, et, 0.0f);
+      ones_student[l] += select(ds < 0, 0.0f, 1.0f);
+      ones_teacher[l] += select(dt < 0, 0.0f, 1.0f);
+      if (weighting == Weighting::teacher) weighted[l] += et * (dt - ds);
+      if (weighting == Weighting::student) weighted[l] += es * (ds - dt);
+    }
+  out.sum_student = tree_sum(ones_student) + tree_sum(sum_student);
+  out.sum_teacher = tree_sum(ones_teacher) + tree_sum(sum_teacher);
+  double const weight = weighting == Weighting::student ? out.sum_student : out.sum_teacher;
+  if (weighting != Weighting::none && weight > 0)
+    out.difference = static_cast<float>(tree_sum(weighted) / weight);
+}
+
+template <Weighting weighting>
+RowStatistics statistics_of(Block const& block, KernelOptions const& options) {
+  RowStatistics out;
+  survey<weighting>(block, out);
+  if (!(out.flags & RowStatistics::invalid)) sums<weighting>(block, options.scale, out);
+  return out;
 }
 
 /// log(ps/m) and log(pt/m) from log pt - log ps, exactly 0 where the two agree.
@@ -92,16 +127,17 @@ struct LogRatios {
 
 inline LogRatios log_ratios(float difference, float beta, float beta_rest) {
   bool const student_larger = difference <= 0;
-  float const magnitude = student_larger ? -difference : difference;
+  float const magnitude = std::fabs(difference);
   // m / max(ps, pt) is a mixture of 1 and e^-|difference|.
-  float const l =
-      log_mixture(student_larger ? beta : beta_rest, student_larger ? beta_rest : beta, -magnitude);
-  return student_larger ? LogRatios{-l, difference - l} : LogRatios{-difference - l, -l};
+  float const l = log_mixture(select(student_larger, beta, beta_rest),
+                              select(student_larger, beta_rest, beta), -magnitude);
+  float const other = -magnitude - l;
+  return {select(student_larger, -l, other), select(student_larger, other, -l)};
 }
 
 /// log pt - log ps of a column, kept finite.
-inline float log_difference(float zs, float zt, float log_ratio) {
-  return at_least(std::min((zt - zs) - log_ratio, std::numeric_limits<float>::max()), lowest);
+inline float log_difference(float ds, float dt, float scale, float log_ratio) {
+  return at_least(at_most((dt - ds) * scale - log_ratio, -lowest), lowest);
 }
 
 }  // namespace
@@ -116,45 +152,28 @@ void Block::load(ElementType student_type, void const* student_row, ElementType 
 }
 
 RowStatistics statistics(Block const& block, KernelOptions const& options) {
-  RowStatistics out;
-  // False for NaN too.
-  if (any(block, [](float s, float t) { return !(s < infinity) | !(t < infinity); })) {
-    out.flags = RowStatistics::invalid;
-    return out;
-  }
-  out.max_student = largest(block.student, block.padded);
-  out.max_teacher = largest(block.teacher, block.padded);
-  float const ms = safe_max(out.max_student), mt = safe_max(out.max_teacher);
   switch (options.weighting) {
-    case Weighting::teacher:
-      sums<Weighting::teacher>(block, ms, mt, options.inverse_temperature, out);
-      if (any(block, [](float s, float t) { return (t > -infinity) & (s == -infinity); }))
-        out.flags |= RowStatistics::unsupported;
-      break;
-    case Weighting::student:
-      sums<Weighting::student>(block, ms, mt, options.inverse_temperature, out);
-      if (any(block, [](float s, float t) { return (s > -infinity) & (t == -infinity); }))
-        out.flags |= RowStatistics::unsupported;
-      break;
-    case Weighting::none:
-      sums<Weighting::none>(block, ms, mt, options.inverse_temperature, out);
-      break;
+    case Weighting::teacher: return statistics_of<Weighting::teacher>(block, options);
+    case Weighting::student: return statistics_of<Weighting::student>(block, options);
+    case Weighting::none: break;
   }
-  return out;
+  return statistics_of<Weighting::none>(block, options);
 }
 
 JsdSums jsd_sums(Block const& block, RowConstants const& row, KernelOptions const& options) {
   float student[lanes] = {}, teacher[lanes] = {};
-  float const inverse_temperature = options.inverse_temperature;
+  float const ms = in_units(row.max_student), mt = in_units(row.max_teacher);
+  float const scale = options.scale;
   float const beta = static_cast<float>(options.beta);
   float const beta_rest = static_cast<float>(1.0 - options.beta);
   for (int c = 0; c < block.padded; c += lanes)
     for (int l = 0; l < lanes; ++l) {
-      float const zs = scaled(block.student[c + l], row.max_student, inverse_temperature);
-      float const zt = scaled(block.teacher[c + l], row.max_teacher, inverse_temperature);
-      float const ps = exp_nonpositive(zs) * row.inverse_sum_student;
-      float const pt = exp_nonpositive(zt) * row.inverse_sum_teacher;
-      LogRatios const log_m = log_ratios(log_difference(zs, zt, row.log_ratio), beta, beta_rest);
+      float const ds = distance(block.student[c + l], ms);
+      float const dt = distance(block.teacher[c + l], mt);
+      float const ps = exp_nonpositive(ds * scale) * row.inverse_sum_student;
+      float const pt = exp_nonpositive(dt * scale) * row.inverse_sum_teacher;
+      LogRatios const log_m =
+          log_ratios(log_difference(ds, dt, scale, row.log_ratio), beta, beta_rest);
       student[l] += ps * log_m.student;
       teacher[l] += pt * log_m.teacher;
     }
@@ -163,46 +182,54 @@ JsdSums jsd_sums(Block const& block, RowConstants const& row, KernelOptions cons
 
 void gradient(Block const& block, RowConstants const& row, KernelOptions const& options,
               float weight, float* gradient) {
-  float const inverse_temperature = options.inverse_temperature;
-  float const scale = static_cast<float>(options.temperature * weight);
   int const padded = block.padded;
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   if (row.state == RowState::invalid || row.state == RowState::empty) {
     std::fill_n(gradient, padded, row.state == RowState::invalid ? nan : 0.0f);
     return;
   }
+  float const ms = in_units(row.max_student), mt = in_units(row.max_teacher);
+  float const scale = options.scale;
+  float const factor = static_cast<float>(options.temperature * weight);
   switch (options.divergence) {
     case Divergence::forward_kl:
       for (int c = 0; c < padded; ++c) {
-        float const zs = scaled(block.student[c], row.max_student, inverse_temperature);
-        float const zt = scaled(block.teacher[c], row.max_teacher, inverse_temperature);
-        gradient[c] = scale * (exp_nonpositive(zs) * row.inverse_sum_student -
-                               exp_nonpositive(zt) * row.inverse_sum_teacher);
+        float const ds = distance(block.student[c], ms);
+        float const dt = distance(block.teacher[c], mt);
+        gradient[c] = factor * (exp_nonpositive(ds * scale) * row.inverse_sum_student -
+                                exp_nonpositive(dt * scale) * row.inverse_sum_teacher);
       }
       break;
-    case Divergence::reverse_kl:
+    case Divergence::reverse_kl: {
       if (row.state == RowState::infinite) {
         for (int c = 0; c < padded; ++c)
           gradient[c] = block.student[c] > -infinity ? nan : 0.0f;
         break;
       }
+      // T (log ps - log pt - D) is the logits' difference from its mean: T itself drops out. The
+      // unit goes into the probability, where it cannot overflow.
+      float const inverse_sum = row.inverse_sum_student * logit_unit;
+      float const unit_weight = static_cast<float>(options.temperature * weight *
+                                                   static_cast<double>(scale / logit_unit));
       for (int c = 0; c < padded; ++c) {
-        float const zs = scaled(block.student[c], row.max_student, inverse_temperature);
-        float const zt = scaled(block.teacher[c], row.max_teacher, inverse_temperature);
+        float const ds = distance(block.student[c], ms);
+        float const dt = distance(block.teacher[c], mt);
         gradient[c] =
-            scale * (exp_nonpositive(zs) * row.inverse_sum_student) * ((zs - zt) - row.mean);
+            exp_nonpositive(ds * scale) * inverse_sum * ((ds - dt) - row.mean) * unit_weight;
       }
       break;
+    }
     case Divergence::jsd: {
       float const beta = static_cast<float>(options.beta);
       float const beta_rest = static_cast<float>(1.0 - options.beta);
-      float const factor = scale * beta_rest;
+      float const rest_factor = factor * beta_rest;
       for (int c = 0; c < padded; ++c) {
-        float const zs = scaled(block.student[c], row.max_student, inverse_temperature);
-        float const zt = scaled(block.teacher[c], row.max_teacher, inverse_temperature);
-        float const ps = exp_nonpositive(zs) * row.inverse_sum_student;
-        LogRatios const log_m = log_ratios(log_difference(zs, zt, row.log_ratio), beta, beta_rest);
-        gradient[c] = factor * ps * (log_m.student - row.mean);
+        float const ds = distance(block.student[c], ms);
+        float const dt = distance(block.teacher[c], mt);
+        float const ps = exp_nonpositive(ds * scale) * row.inverse_sum_student;
+        LogRatios const log_m =
+            log_ratios(log_difference(ds, dt, scale, row.log_ratio), beta, beta_rest);
+        gradient[c] = rest_factor * ps * (log_m.student - row.mean);
       }
       break;
     }

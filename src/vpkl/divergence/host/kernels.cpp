@@ -40,7 +40,7 @@ int load(RowJob const& job, std::int64_t row, std::int64_t block_index, Block& b
 }
 
 RowAccumulator accumulator(KernelOptions const& options) {
-  return {options.weighting, static_cast<double>(options.inverse_temperature)};
+  return {options.weighting, static_cast<double>(options.scale) / static_cast<double>(logit_unit)};
 }
 
 RowStatistics row_statistics(RowJob const& job, std::int64_t row) {
@@ -235,12 +235,13 @@ struct Fused {
 };
 
 template <class ExecutionSpace, class Functor>
-void launch(ExecutionSpace const& exec, char const* label, std::int64_t tasks,
-            Functor const& functor) {
-  if (tasks == 0) return;
+int launch(ExecutionSpace const& exec, char const* label, std::int64_t tasks,
+           Functor const& functor) {
+  if (tasks == 0) return 0;
   using Policy = Kokkos::RangePolicy<ExecutionSpace, Kokkos::IndexType<std::int64_t>,
                                      Kokkos::Schedule<Kokkos::Dynamic>>;
   Kokkos::parallel_for(label, Policy(exec, 0, tasks), functor);
+  return 1;
 }
 
 }  // namespace
@@ -264,64 +265,61 @@ std::int64_t DivergenceKernels<ExecutionSpace>::segments(std::int64_t rows,
 }
 
 template <class ExecutionSpace>
-void DivergenceKernels<ExecutionSpace>::statistics(ExecutionSpace const& exec, RowJob const& job,
-                                                   RowStatistics* out) const {
+int DivergenceKernels<ExecutionSpace>::statistics(ExecutionSpace const& exec, RowJob const& job,
+                                                  RowStatistics* out) const {
   std::int64_t const rows = job.rows(), blocks = blocks_of(job.columns);
   if (segments(rows, job.columns) == 1) {
-    launch(exec, "vpkl::DivergencePlan::statistics", rows, StatisticsOfRow{job, out});
-    return;
+    return launch(exec, "vpkl::DivergencePlan::statistics", rows, StatisticsOfRow{job, out});
   }
   auto* const partial = reinterpret_cast<RowStatistics*>(partials_.data());
-  launch(exec, "vpkl::DivergencePlan::statistics", rows * blocks,
-         StatisticsOfBlock{job, blocks, partial});
-  launch(exec, "vpkl::DivergencePlan::fold", rows, FoldStatistics{job, blocks, partial, out});
+  int const blocks_launched = launch(exec, "vpkl::DivergencePlan::statistics", rows * blocks,
+                                     StatisticsOfBlock{job, blocks, partial});
+  return blocks_launched + launch(exec, "vpkl::DivergencePlan::fold", rows,
+                                  FoldStatistics{job, blocks, partial, out});
 }
 
 template <class ExecutionSpace>
-void DivergenceKernels<ExecutionSpace>::combine(ExecutionSpace const& exec, RowJob const& job,
-                                                RowStatistics const* gathered, int ranks,
-                                                std::int64_t stride, RowStatistics* merged) const {
-  launch(exec, "vpkl::DivergencePlan::combine", job.rows(),
-         Combine{job, gathered, ranks, stride, merged});
+int DivergenceKernels<ExecutionSpace>::combine(ExecutionSpace const& exec, RowJob const& job,
+                                               RowStatistics const* gathered, int ranks,
+                                               std::int64_t stride, RowStatistics* merged) const {
+  return launch(exec, "vpkl::DivergencePlan::combine", job.rows(),
+                Combine{job, gathered, ranks, stride, merged});
 }
 
 template <class ExecutionSpace>
-void DivergenceKernels<ExecutionSpace>::jsd_sums(ExecutionSpace const& exec, RowJob const& job,
-                                                 RowStatistics const* merged, JsdSums* out) const {
+int DivergenceKernels<ExecutionSpace>::jsd_sums(ExecutionSpace const& exec, RowJob const& job,
+                                                RowStatistics const* merged, JsdSums* out) const {
   std::int64_t const rows = job.rows(), blocks = blocks_of(job.columns);
   if (segments(rows, job.columns) == 1) {
-    launch(exec, "vpkl::DivergencePlan::jsd_sums", rows, SumsOfRow{job, merged, out});
-    return;
+    return launch(exec, "vpkl::DivergencePlan::jsd_sums", rows, SumsOfRow{job, merged, out});
   }
   auto* const partial = reinterpret_cast<JsdSums*>(partials_.data());
-  launch(exec, "vpkl::DivergencePlan::jsd_sums", rows * blocks,
-         SumsOfBlock{job, blocks, merged, partial});
-  launch(exec, "vpkl::DivergencePlan::fold", rows, FoldSums{blocks, partial, out});
+  int const blocks_launched = launch(exec, "vpkl::DivergencePlan::jsd_sums", rows * blocks,
+                                     SumsOfBlock{job, blocks, merged, partial});
+  return blocks_launched +
+         launch(exec, "vpkl::DivergencePlan::fold", rows, FoldSums{blocks, partial, out});
 }
 
 template <class ExecutionSpace>
-void DivergenceKernels<ExecutionSpace>::finish(ExecutionSpace const& exec, RowJob const& job,
-                                               RowStatistics const* merged, JsdSums const* sums,
-                                               int ranks, std::int64_t stride, float* value,
-                                               Rows gradient) const {
+int DivergenceKernels<ExecutionSpace>::finish(ExecutionSpace const& exec, RowJob const& job,
+                                              RowStatistics const* merged, JsdSums const* sums,
+                                              int ranks, std::int64_t stride, float* value,
+                                              Rows gradient) const {
   std::int64_t const parts = segments(job.rows(), job.columns);
-  launch(exec, "vpkl::DivergencePlan::gradient", job.rows() * parts,
-         Finish{job, parts, merged, sums, ranks, stride, value, gradient});
+  return launch(exec, "vpkl::DivergencePlan::gradient", job.rows() * parts,
+                Finish{job, parts, merged, sums, ranks, stride, value, gradient});
 }
 
 template <class ExecutionSpace>
 int DivergenceKernels<ExecutionSpace>::fused(ExecutionSpace const& exec, RowJob const& job,
                                              RowStatistics* merged, JsdSums* sums, float* value,
                                              Rows gradient) const {
-  if (segments(job.rows(), job.columns) == 1) {
-    launch(exec, "vpkl::DivergencePlan::fused", job.rows(), Fused{job, value, gradient});
-    return 1;
-  }
+  if (segments(job.rows(), job.columns) == 1)
+    return launch(exec, "vpkl::DivergencePlan::fused", job.rows(), Fused{job, value, gradient});
   bool const jsd = job.options.divergence == Divergence::jsd;
-  statistics(exec, job, merged);
-  if (jsd) jsd_sums(exec, job, merged, sums);
-  finish(exec, job, merged, jsd ? sums : nullptr, 1, 0, value, gradient);
-  return jsd ? 5 : 3;
+  int launched = statistics(exec, job, merged);
+  if (jsd) launched += jsd_sums(exec, job, merged, sums);
+  return launched + finish(exec, job, merged, jsd ? sums : nullptr, 1, 0, value, gradient);
 }
 
 #define VPKL_INSTANTIATE(Exec) template class DivergenceKernels<Exec>;

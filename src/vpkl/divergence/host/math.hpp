@@ -10,7 +10,15 @@
 
 namespace vpkl::impl::host {
 
-inline float at_least(float x, float low) { return x > low ? x : low; }
+/// `condition ? a : b` on the bits. Written as a conditional expression, compilers that respect
+/// floating-point traps make branches of it, and the loops around it stay scalar.
+inline float select(bool condition, float a, float b) {
+  std::int32_t const mask = -static_cast<std::int32_t>(condition);
+  return bit_cast<float>((bit_cast<std::int32_t>(a) & mask) | (bit_cast<std::int32_t>(b) & ~mask));
+}
+
+inline float at_least(float x, float low) { return select(x > low, x, low); }
+inline float at_most(float x, float high) { return select(x < high, x, high); }
 
 /// e^x for x <= 0 (finite); exact at 0, gradual underflow below.
 /// Range reduction of Cody and Waite, polynomial of Cephes' expf (S. L. Moshier).
@@ -44,7 +52,7 @@ inline float expm1_nonpositive(float x) {
   p = p * small + 0.5f;
   p = p * (small * small) + small;
   float const large = exp_nonpositive(x) - 1.0f;
-  return x > -0.35f ? p : large;
+  return select(x > -0.35f, p, large);
 }
 
 /// log(w), given what is known of w - 1 beyond the rounding of w; w normal.
@@ -66,8 +74,8 @@ inline float log_with_rest(float w, float rest) {
 inline float log_mixture(float c, float c_rest, float x) {
   float const y = c * expm1_nonpositive(x);
   bool const near = y > -0.5f;
-  float const w = near ? 1.0f + y : c_rest + c * exp_nonpositive(x);
-  float const rest = near ? y - (w - 1.0f) : 0.0f;
+  float const w = select(near, 1.0f + y, c_rest + c * exp_nonpositive(x));
+  float const rest = select(near, y - (w - 1.0f), 0.0f);
   return log_with_rest(w, rest);
 }
 

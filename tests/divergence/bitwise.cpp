@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// A row's bits depend on its own logits alone. Runs with several numbers of OpenMP threads, see
+// CMakeLists.txt.
+#include <support/harness.hpp>
+#include <support/together.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace {
+
+using namespace vpkl;
+using namespace vpkl::test;
+
+Problem problem_of(Divergence divergence, ElementType student, ElementType teacher,
+                   std::int64_t rows = 7, std::int64_t vocabulary = 6007) {
+  Random random(100 + static_cast<std::uint64_t>(divergence));
+  Problem problem(rows, vocabulary);
+  for (float& x : problem.student)
+    x = static_cast<float>(3 * normal(random));
+  for (float& x : problem.teacher)
+    x = static_cast<float>(3 * normal(random));
+  problem.options.divergence = divergence;
+  problem.options.temperature = 1.3;
+  problem.options.beta = 0.3;
+  problem.student_type = student;
+  problem.teacher_type = teacher;
+  problem.round();
+  return problem;
+}
+
+bool same_bits(Outcome const& a, Outcome const& b, bool with_gradient = true) {
+  return a.value.size() == b.value.size() &&
+         std::memcmp(a.value.data(), b.value.data(), a.value.size() * sizeof(float)) == 0 &&
+         (!with_gradient || a.bits == b.bits);
+}
+
+template <class Exec>
+class DivergenceBits : public CollectiveTest<Exec> {
+ protected:
+  template <class F>
+  void for_each_problem(F&& f) {
+    for (Route route : routes)
+      for (Divergence divergence : divergences)
+        for (auto const& [student, teacher] : {std::pair(ElementType::fp32, ElementType::fp32),
+                                               std::pair(ElementType::bf16, ElementType::fp16)}) {
+          Placement placement;
+          placement.route = route;
+          Problem const problem = problem_of(divergence, student, teacher);
+          f(problem, placement, run(this->exec, this->comm, problem, placement));
+        }
+  }
+};
+TYPED_TEST_SUITE(DivergenceBits, ExecutionSpaces, SpaceNames);
+
+TYPED_TEST(DivergenceBits, run_to_run) {
+  this->for_each_problem(
+      [&](Problem const& problem, Placement const& placement, Outcome const& want) {
+        for (int repeat = 0; repeat < 3; ++repeat)
+          EXPECT_TRUE(same_bits(run(this->exec, this->comm, problem, placement), want))
+              << placement.describe();
+      });
+}
+
+// Few rows are split over threads, many are not.
+TYPED_TEST(DivergenceBits, any_split_of_rows_into_calls) {
+  this->for_each_problem([&](Problem const& problem, Placement placement, Outcome const& want) {
+    for (std::int64_t rows : {1, 2, 3, 4, 5, 6}) {
+      placement.rows_per_call = rows;
+      placement.spare_rows = rows % 3;
+      EXPECT_TRUE(same_bits(run(this->exec, this->comm, problem, placement), want))
+          << placement.describe();
+    }
+  });
+}
+
+TYPED_TEST(DivergenceBits, alignment_stride_and_order) {
+  this->for_each_problem([&](Problem const& problem, Placement const& placement,
+                             Outcome const& want) {
+    std::vector<Placement> others(6, placement);
+    others[0].student_shift = 1;
+    others[1].teacher_shift = 3;
+    others[1].gradient_shift = 5;
+    others[2].student_gap = 1;
+    others[2].teacher_gap = 7;
+    others[2].gradient_gap = 64;
+    others[3].student_padding = 61;
+    others[3].teacher_padding = 2;
+    others[4].student_form = others[4].gradient_form = RowForm::offsets;
+    others[4].teacher_form = RowForm::nested;
+    others[5].in_place = true;
+    for (Placement const& other : others)
+      EXPECT_TRUE(same_bits(run(this->exec, this->comm, problem, other), want)) << other.describe();
+    Placement values = placement;
+    values.values_only = true;
+    EXPECT_TRUE(same_bits(run(this->exec, this->comm, problem, values), want, false));
+  });
+}
+
+TYPED_TEST(DivergenceBits, whatever_is_computed_beside_it) {
+  this->for_each_problem(
+      [&](Problem const& problem, Placement const& placement, Outcome const& want) {
+        std::size_t const row_bytes = want.bits.size() / static_cast<std::size_t>(problem.rows);
+        for (std::int64_t row : {std::int64_t(0), problem.rows / 2, problem.rows - 1}) {
+          auto const expect_row = [&](Outcome const& got, std::string const& what) {
+            EXPECT_EQ(std::memcmp(&got.value[row], &want.value[row], sizeof(float)), 0) << what;
+            EXPECT_TRUE(std::equal(got.bits.begin() + row * row_bytes,
+                                   got.bits.begin() + (row + 1) * row_bytes,
+                                   want.bits.begin() + row * row_bytes))
+                << what << ", " << placement.describe();
+          };
+          Problem skipped = problem;
+          skipped.weight.assign(static_cast<std::size_t>(problem.rows), 0.0f);
+          skipped.weight[row] = 1;
+          expect_row(run(this->exec, this->comm, skipped, placement), "others skipped");
+          Problem strange = problem;
+          for (std::int64_t r = 0; r < problem.rows; ++r)
+            for (std::int64_t c = 0; r != row && c < problem.vocabulary; ++c) {
+              strange.s(r, c) = r % 2 ? -std::numeric_limits<float>::infinity() : 1e4f;
+              strange.t(r, c) = r % 3 ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
+            }
+          expect_row(run(this->exec, this->comm, strange, placement), "others strange");
+        }
+      });
+}
+
+// Also across numbers of threads: each process compares its threads with one.
+TYPED_TEST(DivergenceBits, number_of_threads) {
+#ifdef KOKKOS_ENABLE_SERIAL
+  this->for_each_problem(
+      [&](Problem const& problem, Placement const& placement, Outcome const& want) {
+        EXPECT_TRUE(same_bits(run(Kokkos::Serial(), this->comm, problem, placement), want))
+            << placement.describe();
+      });
+#else
+  GTEST_SKIP() << "Kokkos has no Serial backend";
+#endif
+}
+
+// One rank: the fused kernels against statistics, merge and finish.
+TYPED_TEST(DivergenceBits, fused_and_in_phases) {
+  TypeParam const exec;
+  for (Divergence divergence : divergences)
+    for (std::int64_t rows : {1, 2, 7}) {
+      Problem const problem =
+          problem_of(divergence, ElementType::fp32, ElementType::fp32, rows, 9001);
+      std::int64_t const v = problem.vocabulary;
+      using Floats = Kokkos::View<float*, typename TypeParam::memory_space>;
+      using HostFloats = Kokkos::View<float const*, Kokkos::HostSpace, Kokkos::MemoryUnmanaged>;
+      Floats student("student", rows * v), teacher("teacher", rows * v);
+      Kokkos::deep_copy(student, HostFloats(problem.student.data(), problem.student.size()));
+      Kokkos::deep_copy(teacher, HostFloats(problem.teacher.data(), problem.teacher.size()));
+      Floats value[] = {Floats("value", rows), Floats("value", rows)};
+      Floats gradient[] = {Floats("gradient", rows * v), Floats("gradient", rows * v)};
+      Kokkos::View<RowStatistics*, typename TypeParam::memory_space> own("own", rows),
+          merged("merged", rows);
+      Kokkos::View<vpkl::impl::JsdSums*, typename TypeParam::memory_space> sums("sums", rows);
+      RowIndex const index = RowIndex::strided(rows, v);
+      vpkl::impl::RowJob job;
+      job.student = ConstRows{student.data(), ElementType::fp32, v, index};
+      job.teacher = ConstRows{teacher.data(), ElementType::fp32, v, index};
+      job.columns = v;
+      job.options = vpkl::impl::KernelOptions::make(problem.options);
+      vpkl::impl::DivergenceKernels<TypeParam> const kernels(exec, rows, v);
+      auto const to = [&](int i) { return Rows{gradient[i].data(), ElementType::fp32, v, index}; };
+      bool const jsd = divergence == Divergence::jsd;
+      kernels.fused(exec, job, merged.data(), sums.data(), value[0].data(), to(0));
+      kernels.statistics(exec, job, own.data());
+      kernels.combine(exec, job, own.data(), 1, rows, merged.data());
+      if (jsd) kernels.jsd_sums(exec, job, merged.data(), sums.data());
+      kernels.finish(exec, job, merged.data(), jsd ? sums.data() : nullptr, 1, rows,
+                     value[1].data(), to(1));
+      vpkl::impl::fence(exec, "vpkl_test::fused_and_in_phases");
+      auto const host = [](Floats const& view) {
+        auto const mirror = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), view);
+        return std::vector<float>(mirror.data(), mirror.data() + mirror.size());
+      };
+      EXPECT_EQ(host(value[0]), host(value[1])) << to_string(divergence) << " " << rows;
+      EXPECT_EQ(host(gradient[0]), host(gradient[1])) << to_string(divergence) << " " << rows;
+    }
+}
+
+}  // namespace
