@@ -61,4 +61,36 @@ class DivergenceKernels {
   ByteView<ExecutionSpace> partials_;  ///< block records of rows that are split over tasks
 };
 
+#if defined(VPKL_ENABLE_CUDA)
+
+/// Plain CUDA kernels on the instance's stream; see cuda/segment.hpp for what fixes their bits.
+template <>
+class DivergenceKernels<Kokkos::Cuda> {
+ public:
+  DivergenceKernels() = default;
+  /// \brief Also loads every kernel, so that none is loaded while a collective runs.
+  DivergenceKernels(Kokkos::Cuda const& exec, std::int64_t max_rows, std::int64_t max_columns);
+
+  void statistics(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics* out) const;
+  void combine(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics const* gathered,
+               int ranks, std::int64_t stride, RowStatistics* merged) const;
+  void jsd_sums(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics const* merged,
+                JsdSums* out) const;
+  void finish(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics const* merged,
+              JsdSums const* sums, int ranks, std::int64_t stride, float* value,
+              Rows gradient) const;
+  int fused(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics* merged, JsdSums* sums,
+            float* value, Rows gradient) const;
+
+  std::size_t workspace_bytes() const { return partials_.size(); }
+
+ private:
+  int parts(RowJob const& job, std::int64_t columns) const;
+
+  int multiprocessors_ = 1;
+  ByteView<Kokkos::Cuda> partials_;  ///< segment records of rows that are split over blocks
+};
+
+#endif
+
 }  // namespace vpkl::impl
