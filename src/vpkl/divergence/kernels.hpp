@@ -7,6 +7,7 @@
 #include <vpkl/divergence/row_constants.hpp>
 
 #include <cstdint>
+#include <memory>
 
 namespace vpkl::impl {
 
@@ -63,6 +64,10 @@ class DivergenceKernels {
 
 #if defined(VPKL_ENABLE_CUDA)
 
+namespace cuda {
+struct ResidentClusters;
+}
+
 /// Plain CUDA kernels on the instance's stream; see cuda/segment.hpp for what fixes their bits.
 template <>
 class DivergenceKernels<Kokkos::Cuda> {
@@ -88,6 +93,7 @@ class DivergenceKernels<Kokkos::Cuda> {
   int parts(RowJob const& job, std::int64_t columns) const;
 
   int multiprocessors_ = 1;
+  std::shared_ptr<cuda::ResidentClusters const> resident_;
   ByteView<Kokkos::Cuda> partials_;  ///< segment records of rows that are split over blocks
 };
 

@@ -85,6 +85,7 @@ struct TwoByteVector {
     }
   }
   __device__ __forceinline__ void store(T* to) const { __stcs(reinterpret_cast<uint4*>(to), bits); }
+  __device__ __forceinline__ void store_shared(void* to) const { *static_cast<uint4*>(to) = bits; }
   /// \brief The first `count` columns, any alignment.
   __device__ __forceinline__ void store_some(T* to, int count) const {
     auto* const p = reinterpret_cast<std::uint16_t*>(to);
@@ -107,13 +108,18 @@ struct Vector<bfloat16> : TwoByteVector<bfloat16> {
     __nv_bfloat162 const two = __floats2bfloat162_rn(low, high);
     set_pair(j, bit_cast<std::uint32_t>(two));
   }
-  __device__ static __forceinline__ float largest(Vector const (&v)[vectors]) {
-    std::uint32_t m = v[0].bits.x;
+  /// Running maximum that keeps NaN.
+  struct Largest {
+    std::uint32_t pair = 0xff80ff80u;
+    __device__ __forceinline__ void add(Vector const& v) {
 #pragma unroll
-    for (int i = 0; i < 4 * vectors; ++i)
-      m = max_bf16x2(m, v[i / 4].pair(i % 4));
-    return max_or_nan(__uint_as_float(m << 16), __uint_as_float(m & 0xffff0000u));
-  }
+      for (int j = 0; j < 4; ++j)
+        pair = max_bf16x2(pair, v.pair(j));
+    }
+    __device__ __forceinline__ float get() const {
+      return max_or_nan(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    }
+  };
 };
 
 template <>
@@ -129,15 +135,19 @@ struct Vector<half> : TwoByteVector<half> {
     __half2 const two = __floats2half2_rn(low, high);
     set_pair(j, bit_cast<std::uint32_t>(two));
   }
-  __device__ static __forceinline__ float largest(Vector const (&v)[vectors]) {
-    std::uint32_t m = v[0].bits.x;
+  struct Largest {
+    std::uint32_t pair = 0xfc00fc00u;
+    __device__ __forceinline__ void add(Vector const& v) {
 #pragma unroll
-    for (int i = 0; i < 4 * vectors; ++i)
-      m = max_f16x2(m, v[i / 4].pair(i % 4));
-    Vector pair;
-    pair.bits.x = m;
-    return max_or_nan(pair.get(0), pair.get(1));
-  }
+      for (int j = 0; j < 4; ++j)
+        pair = max_f16x2(pair, v.pair(j));
+    }
+    __device__ __forceinline__ float get() const {
+      Vector v;
+      v.bits.x = pair;
+      return max_or_nan(v.get(0), v.get(1));
+    }
+  };
 };
 
 template <>
@@ -174,18 +184,24 @@ struct Vector<float> {
     __stcs(reinterpret_cast<float4*>(to), low);
     __stcs(reinterpret_cast<float4*>(to) + 1, high);
   }
+  __device__ __forceinline__ void store_shared(void* to) const {
+    static_cast<float4*>(to)[0] = low;
+    static_cast<float4*>(to)[1] = high;
+  }
   __device__ __forceinline__ void store_some(float* to, int count) const {
 #pragma unroll
     for (int j = 0; j < vector_columns; ++j)
       if (j < count) to[j] = get(j);
   }
-  __device__ static __forceinline__ float largest(Vector const (&v)[vectors]) {
-    float m = v[0].get(0);
+  struct Largest {
+    float value = -infinity;
+    __device__ __forceinline__ void add(Vector const& v) {
 #pragma unroll
-    for (int i = 0; i < vectors * vector_columns; ++i)
-      m = max_or_nan(m, v[i / vector_columns].get(i % vector_columns));
-    return m;
-  }
+      for (int j = 0; j < vector_columns; ++j)
+        value = max_or_nan(value, v.get(j));
+    }
+    __device__ __forceinline__ float get() const { return value; }
+  };
 };
 
 /// A row as a kernel sees it: where column 0 lies.
@@ -224,7 +240,22 @@ struct RowPointer {
                           : left > vector_columns ? vector_columns
                                                   : static_cast<int>(left));
   }
-  /// \brief Writes vector i of a segment: `columns` end the results, zeros follow up to `width`.
+  /// \brief Writes a segment: `columns` end the results, zeros follow up to `width`.
+  __device__ __forceinline__ void store(std::int64_t first, std::int64_t columns,
+                                        std::int64_t width, int lane,
+                                        Vector<T> const (&v)[vectors]) const {
+    if (aligned && first + segment_columns <= columns) {
+      T* const p = at + first + lane * vector_columns;
+#pragma unroll
+      for (int i = 0; i < vectors; ++i)
+        v[i].store(p + i * lanes * vector_columns);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < vectors; ++i)
+      store_one(first, columns, width, lane, i, v[i]);
+  }
+  /// \brief Writes vector i of a segment.
   __device__ __forceinline__ void store_one(std::int64_t first, std::int64_t columns,
                                             std::int64_t width, int lane, int i,
                                             Vector<T> v) const {
@@ -278,25 +309,33 @@ struct RowPointer<AnyType> {
     else
       convert<float>(first, columns, lane, v);
   }
+  __device__ __forceinline__ void load_one(std::int64_t first, std::int64_t columns, int lane,
+                                           int i, Loaded& v) const {
+    Loaded all[vectors];
+    load(first, columns, lane, all);
+    v = i == 0 ? all[0] : i == 1 ? all[1] : i == 2 ? all[2] : all[3];
+  }
   template <class T>
   __device__ __forceinline__ void store_as(std::int64_t first, std::int64_t columns,
-                                           std::int64_t width, int lane, int i,
-                                           Vector<float> const& v) const {
-    Vector<T> out;
+                                           std::int64_t width, int lane,
+                                           Vector<float> const (&v)[vectors]) const {
+    Vector<T> out[vectors];
 #pragma unroll
-    for (int j = 0; j < vector_columns; j += 2)
-      out.set(j / 2, v.get(j), v.get(j + 1));
-    RowPointer<T>::make(at, type, 0).store_one(first, columns, width, lane, i, out);
+    for (int i = 0; i < vectors; ++i)
+#pragma unroll
+      for (int j = 0; j < vector_columns; j += 2)
+        out[i].set(j / 2, v[i].get(j), v[i].get(j + 1));
+    RowPointer<T>::make(at, type, 0).store(first, columns, width, lane, out);
   }
-  __device__ __forceinline__ void store_one(std::int64_t first, std::int64_t columns,
-                                            std::int64_t width, int lane, int i,
-                                            Vector<float> const& v) const {
+  __device__ __forceinline__ void store(std::int64_t first, std::int64_t columns,
+                                        std::int64_t width, int lane,
+                                        Vector<float> const (&v)[vectors]) const {
     if (type == ElementType::bf16)
-      store_as<bfloat16>(first, columns, width, lane, i, v);
+      store_as<bfloat16>(first, columns, width, lane, v);
     else if (type == ElementType::fp16)
-      store_as<half>(first, columns, width, lane, i, v);
+      store_as<half>(first, columns, width, lane, v);
     else
-      store_as<float>(first, columns, width, lane, i, v);
+      store_as<float>(first, columns, width, lane, v);
   }
 };
 

@@ -15,7 +15,8 @@ __global__ void __launch_bounds__(fold_warps* lanes)
   if (row >= job.student.index.count) return;
   RowStatistics r = empty_statistics();
   if (weight_of(job, row) != 0)
-    r = merge_segments(partial + row * segments, segments, job.options.weighting, options);
+    r = merge_segments(partial + row * segments, static_cast<int>(segments), job.options.weighting,
+                       options);
   if (threadIdx.x % lanes == 0) out[row] = r;
 }
 

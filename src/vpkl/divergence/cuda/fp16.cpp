@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <vpkl/divergence/cuda/two_phase.hpp>
+#include <vpkl/divergence/cuda/fused.hpp>
 
 namespace vpkl::impl::cuda {
 
 namespace {
-TwoPhase<half, half> const kernels;
+AllKernels<half, half> const kernels;
 }
 TypedKernels const& fp16_kernels = kernels;
 

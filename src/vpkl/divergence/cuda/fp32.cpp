@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <vpkl/divergence/cuda/two_phase.hpp>
+#include <vpkl/divergence/cuda/fused.hpp>
 
 namespace vpkl::impl::cuda {
 
 namespace {
-TwoPhase<float, float> const kernels;
+AllKernels<float, float> const kernels;
 }
 TypedKernels const& fp32_kernels = kernels;
 

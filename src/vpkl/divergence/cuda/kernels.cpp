@@ -45,9 +45,14 @@ DivergenceKernels<Kokkos::Cuda>::DivergenceKernels(Kokkos::Cuda const& exec, std
   VPKL_CHECK_CUDA(
       cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device));
   cuda::load_common();
+  int major = 0;
+  VPKL_CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  bool const clusters = major >= 9;
   for (auto const* kernels :
        {&cuda::fp32_kernels, &cuda::bf16_kernels, &cuda::fp16_kernels, &cuda::mixed_kernels})
-    kernels->load();
+    kernels->load(clusters);
+  resident_ = std::make_shared<cuda::ResidentClusters>(clusters ? cuda::ResidentClusters::query()
+                                                                : cuda::ResidentClusters{});
   std::int64_t const split_rows =
       std::min<std::int64_t>(max_rows, std::int64_t(multiprocessors_) * blocks_per_multiprocessor);
   std::size_t const record = std::max(sizeof(cuda::SegmentRecord), sizeof(JsdSums));
@@ -101,6 +106,14 @@ void DivergenceKernels<Kokkos::Cuda>::finish(Kokkos::Cuda const& exec, RowJob co
 int DivergenceKernels<Kokkos::Cuda>::fused(Kokkos::Cuda const& exec, RowJob const& job,
                                            RowStatistics* merged, JsdSums* sums, float* value,
                                            Rows gradient) const {
+  if (job.rows() == 0) return 0;
+  if (int const cluster = kernels_of(job).fused_cluster(*resident_, job)) {
+    Labelled const label(exec, "vpkl::DivergencePlan::fused");
+    std::int64_t const clusters = std::min<std::int64_t>(job.rows(), resident_->of(cluster));
+    kernels_of(job).fused(exec.cuda_stream(), cluster, static_cast<int>(clusters), job, value,
+                          gradient);
+    return 1;
+  }
   bool const jsd = job.options.divergence == Divergence::jsd;
   int const fold = parts(job, job.columns) > 1 ? 1 : 0;
   statistics(exec, job, merged);

@@ -13,12 +13,24 @@
 
 namespace vpkl::impl::cuda {
 
+/// Clusters of the fused kernel that the device holds at once, by blocks a cluster.
+struct ResidentClusters {
+  static constexpr int sizes = 3;
+  static constexpr int blocks(int i) { return 2 << i; }
+  int count[sizes] = {};
+
+  int of(int cluster) const { return count[cluster == 2 ? 0 : cluster == 4 ? 1 : 2]; }
+  /// \brief Asks the device, after the kernels are loaded.
+  static ResidentClusters query();
+};
+
 /// The kernels for one pair of element types.
 class TypedKernels {
  public:
   virtual ~TypedKernels() = default;
   /// \brief Loads every kernel, so that none is loaded while a collective runs.
-  virtual void load() const = 0;
+  /// \param[in] clusters whether the device has thread block clusters
+  virtual void load(bool clusters) const = 0;
   /// \brief Statistics of each row; rows are split in `parts`, whose records go to `partial`.
   virtual void statistics(cudaStream_t stream, RowJob const& job, int parts, void* partial,
                           RowStatistics* out) const = 0;
@@ -27,6 +39,13 @@ class TypedKernels {
   virtual void finish(cudaStream_t stream, RowJob const& job, int parts,
                       RowStatistics const* merged, JsdSums const* sums, int ranks,
                       std::int64_t stride, float* value, Rows const& gradient) const = 0;
+  /// \brief Blocks of the fused kernel that should hold a row of this job; 0: it does not fit on
+  /// chip, or reading it twice is as fast.
+  virtual int fused_cluster(ResidentClusters const& resident, RowJob const& job) const = 0;
+  /// \brief Value and gradient of whole rows in one launch.
+  /// \param[in] cluster, clusters blocks that hold a row, and how many such clusters to start
+  virtual void fused(cudaStream_t stream, int cluster, int clusters, RowJob const& job,
+                     float* value, Rows const& gradient) const = 0;
 };
 
 /// \brief The kernels for these types. Bits depend on the pair of types, so that a pair always

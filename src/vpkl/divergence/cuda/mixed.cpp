@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <vpkl/divergence/cuda/two_phase.hpp>
+#include <vpkl/divergence/cuda/fused.hpp>
 
 namespace vpkl::impl::cuda {
 
 namespace {
-TwoPhase<AnyType, AnyType> const kernels;
+AllKernels<AnyType, AnyType> const kernels;
 }
 TypedKernels const& mixed_kernels = kernels;
 

@@ -38,13 +38,10 @@ __device__ __forceinline__ RowStatistics empty_statistics() {
   return r;
 }
 
-/// \brief Constants of a row from its merged records; every lane computes the same.
-__device__ __forceinline__ GradientConstants prepare_row(RowJob const& job, std::int64_t row,
-                                                         RowStatistics const& merged,
-                                                         JsdSums const& sums, float* value) {
-  RowConstants const constants = row_constants(merged, job.options.weighting);
-  if (value) *value = divergence_value(merged, sums, constants.state, job.options);
-  return gradient_constants(merged, constants, job.options, sums.student, weight_of(job, row));
+/// \brief The row's value from its merged records.
+__device__ __forceinline__ float row_value(RowJob const& job, RowStatistics const& merged,
+                                           JsdSums const& sums) {
+  return divergence_value(merged, sums, row_state(merged), job.options);
 }
 
 /// Grid (parts, rows): a block's warps take the segments of its part in turn. Whole rows
@@ -68,18 +65,27 @@ __global__ void __launch_bounds__(block_threads, sizeof(Vector<S>) == 16 ? 3 : 2
   for (std::int64_t i = blockIdx.x * block_warps + threadIdx.x / lanes; i < segments; i += step) {
     typename RowPointer<S>::Loaded s[vectors];
     typename RowPointer<T>::Loaded t[vectors];
-    auto const load = [&](auto& to_s, auto& to_t) {
-      student.load(i * segment_columns, job.columns, lane, to_s);
-      teacher.load(i * segment_columns, job.columns, lane, to_t);
-    };
-    load(s, t);
-    SegmentRecord const record = segment_statistics<weighting>(s, t, options, load);
+    std::int64_t const first = i * segment_columns;
+    student.load(first, job.columns, lane, s);
+    teacher.load(first, job.columns, lane, t);
+    SegmentRecord const record =
+        segment_statistics<weighting, vectors, typename RowPointer<S>::Loaded,
+                           typename RowPointer<T>::Loaded>(
+            options,
+            [&](int v, auto& to_s, auto& to_t) {
+              to_s = s[v];
+              to_t = t[v];
+            },
+            [&](int v, auto& to_s, auto& to_t) {
+              student.load_one(first, job.columns, lane, v, to_s);
+              teacher.load_one(first, job.columns, lane, v, to_t);
+            });
     if (lane == 0) records[i] = record;
   }
   if (!whole) return;
   __syncthreads();
   if (threadIdx.x >= lanes) return;
-  RowStatistics const r = merge_segments(records, segments, weighting, options);
+  RowStatistics const r = merge_segments(records, static_cast<int>(segments), weighting, options);
   if (lane == 0) out[row] = r;
 }
 
@@ -96,7 +102,7 @@ __global__ void __launch_bounds__(block_threads)
   bool regular = weight_of(job, row) != 0;
   GradientConstants constants;
   if (regular) {
-    constants = prepare_row(job, row, merged[row], JsdSums{}, nullptr);
+    constants = gradient_constants<Divergence::jsd>(merged[row], job.options, options, 0, 1);
     regular = constants.state == RowState::regular;
   }
   if (whole && !regular) {
@@ -133,10 +139,9 @@ __global__ void __launch_bounds__(block_threads)
   std::int64_t const row = first_row + blockIdx.y;
   int const lane = threadIdx.x % lanes;
   bool const counts = weight_of(job, row) != 0;
-  bool const writes_value = blockIdx.x == 0 && threadIdx.x == 0;
   __shared__ GradientConstants shared_constants;
   if (threadIdx.x == 0) {
-    float row_value = 0;
+    float result = 0;
     if (counts) {
       JsdSums total;
       if (sums)
@@ -144,9 +149,11 @@ __global__ void __launch_bounds__(block_threads)
           total.student = __dadd_rn(total.student, sums[r * stride + row].student);
           total.teacher = __dadd_rn(total.teacher, sums[r * stride + row].teacher);
         }
-      shared_constants = prepare_row(job, row, merged[row], total, &row_value);
+      shared_constants = gradient_constants<divergence>(merged[row], job.options, options,
+                                                        total.student, weight_of(job, row));
+      if (blockIdx.x == 0) result = row_value(job, merged[row], total);
     }
-    if (writes_value) value[row] = row_value;
+    if (blockIdx.x == 0) value[row] = result;
   }
   if (!gradient.data) return;
   __syncthreads();
@@ -164,12 +171,17 @@ __global__ void __launch_bounds__(block_threads)
     if (first < columns) {
       student.load(first, columns, lane, s);
       teacher.load(first, columns, lane, t);
-    }
+      if (ordinary<divergence>(constants)) {
 #pragma unroll
-    for (int v = 0; v < vectors; ++v) {
-      if (first < columns) s[v] = vector_gradient<divergence>(s[v], t[v], constants, options);
-      to.store_one(first, columns, gradient.width, lane, v, s[v]);
+        for (int v = 0; v < vectors; ++v)
+          s[v] = vector_gradient<divergence, false>(s[v], t[v], constants, options);
+      } else {
+#pragma unroll
+        for (int v = 0; v < vectors; ++v)
+          s[v] = any_gradient<divergence>(s[v], t[v], constants, options);
+      }
     }
+    to.store(first, columns, gradient.width, lane, s);
   }
 }
 
@@ -185,7 +197,7 @@ void for_row_ranges(std::int64_t rows, F&& f) {
 template <class S, class T>
 class TwoPhase : public TypedKernels {
  public:
-  void load() const override {
+  void load(bool) const override {
     cudaFuncAttributes attributes;
     for (void const* kernel :
          {reinterpret_cast<void const*>(statistics_kernel<Weighting::teacher, S, T>),
