@@ -23,8 +23,10 @@ TEST(pad_rollout, padding_with_the_end_of_sequence_id) {
 
 TEST(pad_rollout, padding_id_zero_stays_zero) {
   auto const r = pad_rollout({{0, 9}, {7}}, {{5, 2, 0, 0}, {0, 6, 2}}, 2, 0, 7);
-  EXPECT_EQ(r.tokens, (Ids{0, 9, 5, 2, 0, 0, 0, 7, 0, 6, 2, 0, 0, 0}));
-  EXPECT_EQ(r.attention_mask, (Mask{1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0}));
+  EXPECT_EQ(r.tokens, (Ids{0, 9, 5, 2, 0, 0, 0, 0, 7, 0, 6, 2, 0, 0}));
+  EXPECT_EQ(r.attention_mask, (Mask{1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0}));
+  EXPECT_EQ(r.response_start, (std::vector<std::int64_t>{2, 2}));
+  EXPECT_EQ(r.length, (std::vector<std::int64_t>{4, 4}));
 }
 
 TEST(pad_rollout, without_end_of_sequence_trailing_padding_is_no_response) {
@@ -35,8 +37,8 @@ TEST(pad_rollout, without_end_of_sequence_trailing_padding_is_no_response) {
 
 TEST(pad_rollout, no_special_ids) {
   auto const r = pad_rollout({{7}, {8, 9}}, {{5, 2}, {}}, -1, -1);
-  EXPECT_EQ(r.tokens, (Ids{7, 5, 2, 8, 9, 0}));
-  EXPECT_EQ(r.attention_mask, (Mask{1, 1, 1, 1, 1, 0}));
+  EXPECT_EQ(r.tokens, (Ids{0, 7, 5, 2, 8, 9, 0, 0}));
+  EXPECT_EQ(r.attention_mask, (Mask{0, 1, 1, 1, 1, 1, 0, 0}));
 }
 
 TEST(pad_rollout, refuses) {
@@ -45,7 +47,7 @@ TEST(pad_rollout, refuses) {
   EXPECT_TRUE(mentions(message_of<InvalidArgument>([] {
                          pad_rollout({{1, 1}}, {{1}}, 2, 0, 2);
                        }),
-                       "sample 0", "3 tokens", "at most 2"));
+                       "sample 0", "3 positions", "at most 2"));
 }
 
 TEST(response_mask, holes_and_left_padding) {

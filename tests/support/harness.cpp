@@ -300,8 +300,8 @@ Closeness expect_close(Communicator const& comm, Problem const& problem, Outcome
       // finalisation in double is what is left.
       long double const t = problem.options.temperature;
       long double const slack = bound * expected.value_scale +
-                                fp32.unit * std::fabs(expected.value) + fp32.floor +
-                                t * t * 0x1p-50L;
+                                fp32.unit * std::fabs(expected.value) +
+                                4 * fp32.floor * (1 + expected.value_unit) + t * t * 0x1p-50L;
       long double const error = std::fabs(value - expected.value);
       if (std::fabs(expected.value) + slack < fp32.overflow) {
         worst.value_ratio = std::max(worst.value_ratio, static_cast<double>(error / slack));
@@ -347,7 +347,11 @@ Closeness expect_close(Communicator const& comm, Problem const& problem, Outcome
       long double const round = out.unit * (std::fabs(want) + std::fabs(got - want)) + out.floor;
       rounding2 += round * round;
       scale2 += expected.gradient_scale[c] * expected.gradient_scale[c];
-      long double const underflow = 4 * fp32.floor * expected.gradient_unit[c];
+      // The library keeps differences of logits in units of 1024.
+      long double const underflow =
+          4 * fp32.floor *
+          (expected.gradient_unit[c] +
+           1024 * std::fabs(static_cast<long double>(problem.weight_of(r))));
       rounding2 += underflow * underflow;
     }
     long double const slack = bound * std::sqrt(scale2) + std::sqrt(rounding2);

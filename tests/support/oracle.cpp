@@ -41,17 +41,23 @@ bool supported(std::vector<float> const& logits) {
 // p · x with 0 · (-inf) = 0: a term without weight adds nothing.
 Real term(Real p, Real x) { return p == 0 ? 0 : p * x; }
 
+Real weighed(Real log_p) {
+  Real const p = std::exp(log_p);
+  return p == 0 ? 0 : p * std::max(Real(1), std::fabs(log_p) / 12);
+}
+
 // D(p‖q) and the sum of its absolute terms; infinite support mismatches are the caller's.
 struct Sum {
-  Real value = 0, scale = 0;
+  Real value = 0, scale = 0, unit = 0;
 };
 Sum divergence(Row const& log_p, Row const& log_q) {
   Sum sum;
   for (std::size_t i = 0; i < log_p.size(); ++i) {
     Real const p = std::exp(log_p[i]);
     if (p == 0) continue;
+    sum.unit += std::fabs(log_p[i]) + std::fabs(log_q[i]);
     sum.value += p * (log_p[i] - log_q[i]);
-    sum.scale += p * (std::fabs(log_p[i]) + std::fabs(log_q[i]));
+    sum.scale += weighed(log_p[i]) * (std::fabs(log_p[i]) + std::fabs(log_q[i]));
   }
   return sum;
 }
@@ -60,7 +66,7 @@ Sum divergence(Row const& log_p, Row const& log_q) {
 Real entropy(Row const& log_p) {
   Real sum = 0;
   for (Real x : log_p)
-    sum += term(std::exp(x), std::fabs(x));
+    sum += term(weighed(x), std::fabs(x));
   return sum;
 }
 
@@ -97,6 +103,7 @@ OracleRow oracle(std::vector<float> const& student, std::vector<float> const& te
       bool const infinite = mismatch(teacher, student);
       out.value = infinite ? infinity : t * t * d.value;
       out.value_scale = t * t * (d.scale + entropy(log_s));
+      out.value_unit = t * t * d.unit;
       for (std::size_t i = 0; i < n; ++i) {
         Real const ps = std::exp(log_s[i]), pt = std::exp(log_t[i]);
         out.gradient[i] = t * w * (ps - pt);
@@ -115,13 +122,14 @@ OracleRow oracle(std::vector<float> const& student, std::vector<float> const& te
       Sum const d = divergence(log_s, log_t);
       out.value = t * t * d.value;
       out.value_scale = t * t * (d.scale + entropy(log_t));
+      out.value_unit = t * t * d.unit;
       for (std::size_t i = 0; i < n; ++i) {
         Real const ps = std::exp(log_s[i]);
         out.gradient[i] = t * w * term(ps, log_s[i] - log_t[i] - d.value);
         if (std::isinf(student[i])) continue;
         out.gradient_unit[i] =
             t * std::fabs(w) * (std::fabs(log_s[i]) + std::fabs(log_t[i]) + std::fabs(d.value));
-        out.gradient_scale[i] = term(ps, out.gradient_unit[i]);
+        out.gradient_scale[i] = term(weighed(log_s[i]), out.gradient_unit[i]);
       }
       return out;
     }
@@ -136,13 +144,14 @@ OracleRow oracle(std::vector<float> const& student, std::vector<float> const& te
       Sum const ds = divergence(log_s, log_m), dt = divergence(log_t, log_m);
       out.value = t * t * (beta * dt.value + (1 - beta) * ds.value);
       out.value_scale = t * t * (beta * dt.scale + (1 - beta) * ds.scale);
+      out.value_unit = t * t * (beta * dt.unit + (1 - beta) * ds.unit);
       for (std::size_t i = 0; i < n; ++i) {
         Real const ps = std::exp(log_s[i]);
         out.gradient[i] = t * w * (1 - beta) * term(ps, log_s[i] - log_m[i] - ds.value);
         if (std::isinf(student[i])) continue;
         out.gradient_unit[i] = t * std::fabs(w) * (1 - beta) *
                                (std::fabs(log_s[i]) + std::fabs(log_m[i]) + std::fabs(ds.value));
-        out.gradient_scale[i] = term(ps, out.gradient_unit[i]);
+        out.gradient_scale[i] = term(weighed(log_s[i]), out.gradient_unit[i]);
       }
       return out;
     }

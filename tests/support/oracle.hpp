@@ -16,14 +16,15 @@ struct OracleOptions {
 };
 
 // The scales are the same formulas with every term taken absolutely, those of the normalisers
-// included: an error is small or large
-// only in relation to them.
+// included: an error is small or large only in relation to them. A probability below e^-12 counts
+// for more, since its exponent is itself a rounded number.
 struct OracleRow {
   long double value = 0;
   long double value_scale = 0;
   std::vector<long double> gradient;
   std::vector<long double> gradient_scale;
-  // The same without the probability: what an underflowing single-precision probability is worth.
+  // The same without the probabilities: what an underflowing single-precision probability is worth.
+  long double value_unit = 0;
   std::vector<long double> gradient_unit;
 };
 

@@ -319,12 +319,19 @@ void expect_right(Communicator const& comm, MicroBatch const& batch, Streamed co
 
   EXPECT_EQ(streamed.result.tokens, batch.tokens()) << what;
   long double const t = problem.options.temperature;
-  long double sum = 0, slack = 0;
-  for (std::int64_t row = 0; row < rows; ++row) {
+  long double part[2] = {};  // Σ value and its slack over this rank's share of the rows
+  for (std::int64_t row = comm.rank(); row < rows; row += comm.size()) {
     OracleRow const o = oracle(problem.student_row(row), problem.teacher_row(row),
                                problem.weight[row], oracle_options(problem.options));
-    sum += o.value;
-    slack += 1e-6L * o.value_scale + 0x1p-24L * std::fabs(o.value) + t * t * 0x1p-50L;
+    part[0] += o.value;
+    part[1] += 1e-6L * o.value_scale + 0x1p-24L * std::fabs(o.value) + t * t * 0x1p-50L;
+  }
+  std::vector<long double> parts(2 * static_cast<std::size_t>(comm.size()));
+  comm.exchange_record(part, parts.data(), sizeof part);
+  long double sum = 0, slack = 0;
+  for (std::size_t i = 0; i < parts.size(); i += 2) {
+    sum += parts[i];
+    slack += parts[i + 1];
   }
   long double const factor = batch.loss_factor(), loss = factor * sum;
   if (batch.tokens() == 0) {

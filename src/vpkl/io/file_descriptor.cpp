@@ -85,21 +85,21 @@ void FileDescriptor::truncate(std::uint64_t size) {
 }
 
 void FileDescriptor::reserve(std::uint64_t bytes) {
-  int error = EOPNOTSUPP;
-#if defined(__linux__)
-  do {
-    error = fallocate(fd_, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-  } while (error == EINTR);
-#endif
-  if (error == 0) return;
   struct statvfs space {};
   if (fstatvfs(fd_, &space) != 0) fail("cannot read the free space of its file system");
   std::uint64_t const available = std::uint64_t{space.f_bavail} * space.f_frsize;
-  bool const unsupported = error == EOPNOTSUPP || error == ENOSYS;
-  if (unsupported && available >= bytes) return;
-  throw FileError(fmt::format("{}: needs {} bytes, its file system has {} available{}", path_,
-                              bytes, available,
-                              unsupported ? "" : ": " + std::generic_category().message(error)));
+  int error = available < bytes ? ENOSPC : 0;
+#if defined(__linux__)
+  // Asked only when it can succeed: a file system may fill itself before it gives up.
+  while (error == 0 && fallocate(fd_, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)) != 0) {
+    if (errno == EOPNOTSUPP || errno == ENOSYS) break;
+    if (errno != EINTR) error = errno;
+  }
+#endif
+  if (error != 0) {
+    throw FileError(fmt::format("{}: needs {} bytes, its file system has {} available: {}", path_,
+                                bytes, available, std::generic_category().message(error)));
+  }
 }
 
 void FileDescriptor::sync() {

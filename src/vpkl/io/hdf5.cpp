@@ -3,6 +3,8 @@
 
 #include <vpkl/core/error.hpp>
 #include <vpkl/io/file_descriptor.hpp>
+#include <vpkl/io/hdf5_global_heap.hpp>
+#include <vpkl/io/hdf5_read_driver.hpp>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -180,14 +182,11 @@ Hdf5Id access_with_cache(std::uint64_t chunk_bytes, std::string const& where) {
   return access;
 }
 
+/// HDF5 waits with closing a file for its datasets, attributes, …: close them with it instead, so
+/// that a file is finished when close() returns.
 Hdf5Id file_access(std::string const& where) {
   auto access = own<H5Pclose>(H5Pcreate(H5P_FILE_ACCESS), where, "cannot open");
   check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG), where, "cannot open");
-#if H5_VERSION_GE(1, 10, 7)
-  // Locks fail on many cluster file systems. Readers see finished files only and writers use a
-  // name of their own, so that nothing is lost without them.
-  check(H5Pset_file_locking(access.get(), false, true), where, "cannot open");
-#endif
   return access;
 }
 
@@ -357,15 +356,48 @@ void Hdf5Dataset::write(Extents const& start, Extents const& count, void const* 
         "cannot write");
 }
 
+/// Where an element of a one-dimensional dataset without filters lies in the file; `run` is the
+/// number of elements that follow each other from there.
+std::uint64_t Hdf5Dataset::address_of(std::uint64_t element, std::uint64_t& run) const {
+  haddr_t address = HADDR_UNDEF;
+  std::uint64_t first = 0;
+  run = dims_[0];
+  if (chunk_.empty()) {
+    address = H5Dget_offset(id_.get());
+  } else {
+    first = element - element % chunk_[0];
+    run = std::min(first + chunk_[0], dims_[0]);
+    hsize_t const coordinate = first;
+    unsigned filters = 0;
+    hsize_t bytes = 0;
+    check(H5Dget_chunk_info_by_coord(id_.get(), &coordinate, &filters, &address, &bytes), where_,
+          "cannot find a chunk");
+  }
+  if (address == HADDR_UNDEF) throw FileError(where_ + ": has elements that were never written");
+  run -= element;
+  return address + (element - first) * HeapStrings::reference_bytes;
+}
+
 std::vector<std::string> Hdf5Dataset::read_strings(std::uint64_t first, std::uint64_t count) const {
-  std::vector<char*> pointers(count, nullptr);
-  read({first}, {count}, pointers.data());
-  std::vector<std::string> strings;
-  for (char const* const pointer : pointers)
-    strings.emplace_back(pointer != nullptr ? pointer : "");
   Quiet const quiet;
-  for (char* const pointer : pointers)
-    H5free_memory(pointer);
+  select({first}, {count});
+  FileDescriptor const file(path_, O_RDONLY);
+  HeapStrings heap(file);
+  std::vector<HeapStrings::Reference> references(count);
+  for (std::uint64_t done = 0; done < count;) {
+    std::uint64_t run = 0;
+    std::uint64_t const address = address_of(first + done, run);
+    run = std::min(run, count - done);
+    file.read_at(address, references[done].data(), run * HeapStrings::reference_bytes);
+    done += run;
+  }
+  std::vector<std::string> strings;
+  try {
+    for (auto const& reference : references)
+      strings.push_back(heap.read(reference));
+  } catch (FileError const& error) {
+    throw FileError(fmt::format("{}: {}", where_, error.what()));
+  }
   return strings;
 }
 
@@ -416,6 +448,8 @@ Hdf5File Hdf5File::open(std::string const& path) {
   }
   Quiet const quiet;
   Hdf5Id const access = file_access(path);
+  Hdf5Id const driver = register_read_driver();
+  check(H5Pset_driver(access.get(), driver.get(), nullptr), path, "cannot set the file driver");
   return {path, own<H5Fclose>(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), path,
                               "cannot open as HDF5 file")};
 }
@@ -444,6 +478,7 @@ Hdf5Dataset Hdf5File::create_dataset(std::string const& name, Hdf5Type type, Ext
                                      std::uint64_t max_chunk_bytes) {
   Quiet const quiet;
   Hdf5Dataset dataset;
+  dataset.path_ = path_;
   dataset.where_ = fmt::format("{}: dataset {}", path_, name);
   dataset.type_ = type;
   dataset.dims_ = dims;
@@ -476,6 +511,7 @@ Hdf5Dataset Hdf5File::create_dataset(std::string const& name, Hdf5Type type, Ext
 Hdf5Dataset Hdf5File::open_dataset(std::string const& name) const {
   Quiet const quiet;
   Hdf5Dataset dataset;
+  dataset.path_ = path_;
   dataset.where_ = fmt::format("{}: dataset {}", path_, name);
   std::string const& where = dataset.where_;
   if (!exists(name)) throw FileError(where + ": is missing");

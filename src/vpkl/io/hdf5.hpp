@@ -107,7 +107,9 @@ class Hdf5Dataset {
  private:
   friend class Hdf5File;
   Hdf5Id select(Extents const& start, Extents const& count) const;
+  std::uint64_t address_of(std::uint64_t element, std::uint64_t& run) const;
 
+  std::string path_;
   std::string where_;
   Hdf5Id id_;
   Hdf5Type type_ = Hdf5Type::uint8;

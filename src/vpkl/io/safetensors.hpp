@@ -29,8 +29,8 @@ class SafetensorsFile {
 
   /// \brief Opens and checks a file.
   /// \param[in] path             file
-  /// \param[in] expected_sha256  64 hexadecimal digits the contents must hash to; empty: not
-  /// checked \throws FileError naming the file and what is wrong with it
+  /// \param[in] expected_sha256  SHA-256 of its contents in hexadecimal; empty: not checked
+  /// \throws FileError naming the file and what is wrong with it
   explicit SafetensorsFile(std::string const& path, std::string const& expected_sha256 = {});
 
   std::string const& path() const { return file_.path(); }

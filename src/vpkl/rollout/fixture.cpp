@@ -212,11 +212,15 @@ std::optional<Problem> find_problem(FixtureInfo const& info, std::int64_t first,
 }
 
 std::optional<Problem> find_problem(std::vector<std::int32_t> const& vocabulary_ids) {
-  auto const bad = std::find_if(vocabulary_ids.begin(), vocabulary_ids.end(),
-                                [](std::int32_t id) { return id < 0; });
-  if (bad == vocabulary_ids.end()) return {};
-  return Problem{"/vocabulary_ids", fmt::format("{} at {}, expected ids of 0 or more", *bad,
-                                                bad - vocabulary_ids.begin())};
+  std::int32_t last = -1;
+  for (std::size_t i = 0; i < vocabulary_ids.size(); ++i) {
+    if (vocabulary_ids[i] <= last) {
+      return Problem{"/vocabulary_ids", fmt::format("{} at {} after {}, expected ascending ids",
+                                                    vocabulary_ids[i], i, last)};
+    }
+    last = vocabulary_ids[i];
+  }
+  return {};
 }
 
 // ---- reading
@@ -415,30 +419,15 @@ struct RolloutFixture::Impl {
       SafetensorsFile head((directory / reference.path).string(), reference.sha256);
       auto const& shape = head.tensor(reference.tensor).shape;
       head.element_type(reference.tensor);
-      auto const largest = std::max_element(vocabulary_ids.begin(), vocabulary_ids.end());
-      std::int64_t const rows = vocabulary_ids.empty() ? info.vocabulary_size : *largest + 1;
-      if (shape.size() != 2 || shape[0] < as_unsigned(rows) ||
+      if (shape.size() != 2 || shape[0] < as_unsigned(info.vocabulary_size) ||
           shape[1] != as_unsigned(open.model.hidden_size)) {
         throw FileError(fmt::format("{}: tensor {} is [{}], expected at least {} rows of {}",
-                                    head.path(), reference.tensor, fmt::join(shape, ", "), rows,
-                                    open.model.hidden_size));
+                                    head.path(), reference.tensor, fmt::join(shape, ", "),
+                                    info.vocabulary_size, open.model.hidden_size));
       }
       open.external_head = std::move(head);
     }
     return *open.external_head;
-  }
-
-  /// Reads rows of an external head; of a vocabulary slice, the rows its ids name.
-  void read_external(OpenModel& open, std::int64_t first_row, std::int64_t rows, void* out) {
-    SafetensorsFile const& head = external_head(open);
-    std::string const& tensor = open.model.head_reference->tensor;
-    if (vocabulary_ids.empty()) return head.read_rows(tensor, first_row, rows, out);
-    std::size_t const row_bytes =
-        size_of(head.element_type(tensor)) * static_cast<std::size_t>(open.model.hidden_size);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      head.read_rows(tensor, vocabulary_ids[static_cast<std::size_t>(first_row + i)], 1,
-                     static_cast<char*>(out) + static_cast<std::size_t>(i) * row_bytes);
-    }
   }
 
   void check_content() {
@@ -500,9 +489,8 @@ FixtureModel const& RolloutFixture::model(Side side) const { return impl_->model
 std::optional<double> RolloutFixture::expected_loss(ElementType logits,
                                                     DivergenceOptions const& options) const {
   Hdf5File const& file = impl_->file;
-  std::string const group =
-      fmt::format("/expected/{}_logits/{}/temperature_{}", to_string(logits),
-                  to_string(options.divergence), options.temperature);
+  std::string const group = fmt::format("/expected/{}_logits/{}/temperature_{}", to_string(logits),
+                                        to_string(options.divergence), options.temperature);
   if (!file.exists(group)) return std::nullopt;
   if (options.divergence == Divergence::jsd &&
       file.read_double_attribute("/expected", "beta") != options.beta)
@@ -532,7 +520,7 @@ void RolloutFixture::read_head(Side side, std::int64_t first_row, std::int64_t r
   if (open.head) {
     open.head->read({as_unsigned(first_row), 0}, {as_unsigned(rows), open.head->dims()[1]}, out);
   } else {
-    impl_->read_external(open, first_row, rows, out);
+    impl_->external_head(open).read_rows(open.model.head_reference->tensor, first_row, rows, out);
   }
 }
 

@@ -46,9 +46,9 @@ struct FixtureInfo {
 
 /// A head that lies in a safetensors file.
 struct HeadReference {
-  std::string path;    ///< relative to the fixture's directory
+  std::string path;    ///< absolute, or relative to the fixture's directory
   std::string sha256;  ///< of the whole file, 64 hexadecimal digits
-  std::string tensor;  ///< name of a [rows, H] tensor
+  std::string tensor;  ///< name of a tensor [rows, H] of at least V rows, the first V count
 };
 
 /// What a fixture holds of one model.

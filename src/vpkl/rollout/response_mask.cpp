@@ -10,13 +10,13 @@
 namespace vpkl {
 namespace {
 
-std::int64_t response_length(std::vector<std::int32_t> const& generated, std::int64_t eos_token_id,
-                             std::int64_t pad_token_id) {
+std::size_t response_length(std::vector<std::int32_t> const& generated, std::int64_t eos_token_id,
+                            std::int64_t pad_token_id) {
   auto const eos = std::find(generated.begin(), generated.end(), eos_token_id);
-  if (eos != generated.end()) return eos - generated.begin() + 1;
+  if (eos != generated.end()) return static_cast<std::size_t>(eos - generated.begin() + 1);
   auto const last = std::find_if(generated.rbegin(), generated.rend(),
                                  [&](std::int32_t id) { return id != pad_token_id; });
-  return generated.rend() - last;
+  return static_cast<std::size_t>(generated.rend() - last);
 }
 
 }  // namespace
@@ -29,31 +29,36 @@ PaddedRollout pad_rollout(std::vector<std::vector<std::int32_t>> const& prompts,
     throw InvalidArgument(fmt::format("{} prompts and {} generated sequences, expected one each",
                                       prompts.size(), generated.size()));
   }
+  std::size_t start = 0, longest = 0;
+  for (std::size_t n = 0; n < prompts.size(); ++n) {
+    start = std::max(start, prompts[n].size());
+    longest = std::max(longest, generated[n].size());
+  }
+  auto const width =
+      sequence_length == 0 ? start + longest : static_cast<std::size_t>(sequence_length);
+  auto const fill = static_cast<std::int32_t>(std::max<std::int64_t>(pad_token_id, 0));
+
   PaddedRollout out;
   out.samples = static_cast<std::int64_t>(prompts.size());
+  out.sequence_length = static_cast<std::int64_t>(width);
+  out.response_start.assign(prompts.size(), static_cast<std::int64_t>(start));
+  out.tokens.assign(prompts.size() * width, fill);
+  out.attention_mask.assign(prompts.size() * width, 0);
   for (std::size_t n = 0; n < prompts.size(); ++n) {
-    out.response_start.push_back(static_cast<std::int64_t>(prompts[n].size()));
-    out.length.push_back(out.response_start[n] +
-                         response_length(generated[n], eos_token_id, pad_token_id));
-    auto const given = static_cast<std::int64_t>(prompts[n].size() + generated[n].size());
-    if (sequence_length == 0) out.sequence_length = std::max(out.sequence_length, given);
-    if (sequence_length != 0 && out.length[n] > sequence_length) {
-      throw InvalidArgument(fmt::format("sample {} has {} tokens, expected at most {}", n,
-                                        out.length[n], sequence_length));
+    std::size_t const response = response_length(generated[n], eos_token_id, pad_token_id);
+    if (start + response > width) {
+      throw InvalidArgument(fmt::format("sample {} needs {} positions, expected at most {}", n,
+                                        start + response, sequence_length));
     }
-  }
-  if (sequence_length != 0) out.sequence_length = sequence_length;
-
-  auto const fill = static_cast<std::int32_t>(std::max<std::int64_t>(pad_token_id, 0));
-  for (std::size_t n = 0; n < prompts.size(); ++n) {
-    std::vector<std::int32_t> row = prompts[n];
-    row.insert(row.end(), generated[n].begin(), generated[n].end());
-    row.resize(static_cast<std::size_t>(out.length[n]));
-    std::vector<std::uint8_t> mask(row.size(), 1);
-    row.resize(static_cast<std::size_t>(out.sequence_length), fill);
-    mask.resize(row.size(), 0);
-    out.tokens.insert(out.tokens.end(), row.begin(), row.end());
-    out.attention_mask.insert(out.attention_mask.end(), mask.begin(), mask.end());
+    std::size_t const row = n * width, first = row + start - prompts[n].size();
+    auto const at = [](auto& values, std::size_t i) {
+      return values.begin() + static_cast<std::ptrdiff_t>(i);
+    };
+    std::copy(prompts[n].begin(), prompts[n].end(), at(out.tokens, first));
+    std::copy_n(generated[n].begin(), response, at(out.tokens, row + start));
+    std::fill(at(out.attention_mask, first), at(out.attention_mask, row + start + response),
+              std::uint8_t{1});
+    out.length.push_back(static_cast<std::int64_t>(prompts[n].size() + response));
   }
   return out;
 }
