@@ -37,6 +37,16 @@ __device__ __forceinline__ void cluster_sync() {
                    : "memory");
 }
 
+/// \brief Lets the next launch of the stream start now, if it was made to join this one.
+__device__ __forceinline__ void allow_next_launch() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/// \brief Waits until the launch before, which this one joined, has ended.
+__device__ __forceinline__ void wait_previous_launch() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 /// A barrier in shared memory that counts arrivals and bytes.
 struct Barrier {
   std::uint64_t state;

@@ -53,7 +53,6 @@ struct Vector;
 
 template <class T>
 struct TwoByteVector {
-  static constexpr int words = 1;
   uint4 bits;
 
   __device__ __forceinline__ std::uint32_t pair(int j) const {
@@ -152,7 +151,6 @@ struct Vector<half> : TwoByteVector<half> {
 
 template <>
 struct Vector<float> {
-  static constexpr int words = 2;
   float4 low, high;
 
   __device__ __forceinline__ float get(int j) const {

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plan's kernels on a CUDA execution space.
 #include <vpkl/core/allocate.hpp>
+#include <vpkl/core/error.hpp>
 #include <vpkl/divergence/cuda/launch.hpp>
 #include <vpkl/divergence/cuda/segment.hpp>
+
+#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -40,6 +43,12 @@ cuda::TypedKernels const& kernels_of(RowJob const& job) {
 
 DivergenceKernels<Kokkos::Cuda>::DivergenceKernels(Kokkos::Cuda const& exec, std::int64_t max_rows,
                                                    std::int64_t max_columns) {
+  // A block that merges a row keeps the records of its segments in its 48 KB of shared memory.
+  constexpr std::int64_t most_columns =
+      48 * 1024 / sizeof(cuda::SegmentRecord) * cuda::segment_columns;
+  if (max_columns > most_columns)
+    throw InvalidArgument(fmt::format("divergence plan: {} columns, expected at most {} on CUDA",
+                                      max_columns, most_columns));
   int device = 0;
   VPKL_CHECK_CUDA(cudaGetDevice(&device));
   VPKL_CHECK_CUDA(
@@ -113,10 +122,7 @@ int DivergenceKernels<Kokkos::Cuda>::fused(Kokkos::Cuda const& exec, RowJob cons
   if (job.rows() == 0) return 0;
   if (int const cluster = kernels_of(job).fused_cluster(*resident_, job)) {
     Labelled const label(exec, "vpkl::DivergencePlan::fused");
-    std::int64_t const clusters = std::min<std::int64_t>(job.rows(), resident_->of(cluster));
-    kernels_of(job).fused(exec.cuda_stream(), cluster, static_cast<int>(clusters), job, value,
-                          gradient);
-    return 1;
+    return kernels_of(job).fused(exec.cuda_stream(), cluster, *resident_, job, value, gradient);
   }
   bool const jsd = job.options.divergence == Divergence::jsd;
   int launched = statistics(exec, job, merged);

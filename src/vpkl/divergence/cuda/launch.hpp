@@ -42,10 +42,10 @@ class TypedKernels {
   /// \brief Blocks of the fused kernel that should hold a row of this job; 0: it does not fit on
   /// chip, or reading it twice is as fast.
   virtual int fused_cluster(ResidentClusters const& resident, RowJob const& job) const = 0;
-  /// \brief Value and gradient of whole rows in one launch.
-  /// \param[in] cluster, clusters blocks that hold a row, and how many such clusters to start
-  virtual void fused(cudaStream_t stream, int cluster, int clusters, RowJob const& job,
-                     float* value, Rows const& gradient) const = 0;
+  /// \brief Value and gradient of whole rows, held by `cluster` blocks each.
+  /// \return number of launches
+  virtual int fused(cudaStream_t stream, int cluster, ResidentClusters const& resident,
+                    RowJob const& job, float* value, Rows const& gradient) const = 0;
 };
 
 /// \brief The kernels for these types. Bits depend on the pair of types, so that a pair always

@@ -10,8 +10,6 @@ namespace vpkl::impl::cuda {
 
 constexpr int block_threads = 256;
 constexpr int block_warps = block_threads / lanes;
-/// Longest row whose segments' records fit in a block's shared memory (9.9 MB of them do not).
-constexpr std::int64_t max_block_segments = 1024;
 
 __device__ __forceinline__ float weight_of(RowJob const& job, std::int64_t row) {
   return job.weight ? job.weight[row] : 1.0f;
