@@ -66,10 +66,20 @@ std::size_t available_host_memory() {
 
 namespace impl {
 
-void throw_out_of_memory(std::string const& label, std::size_t bytes) {
-  throw OutOfMemory(fmt::format("{}: {} bytes requested, {} bytes of host memory available", label,
-                                bytes, available_host_memory()));
+void throw_out_of_memory(std::string const& label, std::size_t bytes, bool on_host) {
+  throw OutOfMemory(fmt::format(
+      "{}: {} bytes requested, {} bytes of {} memory available", label, bytes,
+      on_host ? available_host_memory() : available_device_memory(), on_host ? "host" : "device"));
 }
 
+#ifndef VPKL_ENABLE_CUDA
+std::size_t available_device_memory() { return 0; }
+#endif
+
 }  // namespace impl
+
+#ifndef VPKL_ENABLE_CUDA
+PinnedMemoryUsage pinned_memory_usage() { return {}; }
+#endif
+
 }  // namespace vpkl

@@ -7,6 +7,7 @@
 #include <vpkl/core/kokkos.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace vpkl {
@@ -15,9 +16,23 @@ namespace vpkl {
 /// memory and what is left of its control group's limit (versions 1 and 2).
 std::size_t available_host_memory();
 
+/// What the pool of pinned host memory holds.
+struct PinnedMemoryUsage {
+  std::size_t bytes = 0;         ///< pinned now
+  std::size_t in_use = 0;        ///< of them with an owner
+  std::size_t high_water = 0;    ///< most ever with an owner
+  std::int64_t allocations = 0;  ///< times that memory was newly pinned
+};
+
+/// \brief State of the process's pinned pool; all zero in a build without CUDA.
+PinnedMemoryUsage pinned_memory_usage();
+
 namespace impl {
 
-[[noreturn]] void throw_out_of_memory(std::string const& label, std::size_t bytes);
+/// \brief Free bytes on the current CUDA device; 0 in a build without CUDA.
+std::size_t available_device_memory();
+
+[[noreturn]] void throw_out_of_memory(std::string const& label, std::size_t bytes, bool on_host);
 
 /// \brief Uninitialised bytes.
 /// \throws OutOfMemory with label, requested and available bytes
@@ -25,13 +40,13 @@ template <class ExecutionSpace>
 ByteView<ExecutionSpace> allocate_bytes(ExecutionSpace const& exec, std::string const& label,
                                         std::size_t bytes) {
   if (is_host_space<ExecutionSpace> && bytes > available_host_memory())
-    throw_out_of_memory(label, bytes);
+    throw_out_of_memory(label, bytes, is_host_space<ExecutionSpace>);
   try {
     return ByteView<ExecutionSpace>(Kokkos::view_alloc(exec, label, Kokkos::WithoutInitializing),
                                     bytes);
   } catch (std::exception const&) {
     // Kokkos 3 throws a bad_alloc of its own, later versions a runtime_error.
-    throw_out_of_memory(label, bytes);
+    throw_out_of_memory(label, bytes, is_host_space<ExecutionSpace>);
   }
 }
 

@@ -74,7 +74,7 @@ void zero_rows(ExecutionSpace const& exec, char const* label, Rows const& rows,
   template int copy_rows(Exec const&, char const*, ConstRows const&, std::int64_t, Rows const&, \
                          std::int64_t, std::int64_t, float const*);                             \
   template void zero_rows(Exec const&, char const*, Rows const&, std::uint8_t const*);
-VPKL_FOREACH_EXECUTION_SPACE(VPKL_INSTANTIATE)
+VPKL_FOREACH_HOST_SPACE(VPKL_INSTANTIATE)
 #undef VPKL_INSTANTIATE
 
 }  // namespace vpkl::impl

@@ -24,4 +24,22 @@ template <class ExecutionSpace>
 void zero_rows(ExecutionSpace const& exec, char const* label, Rows const& rows,
                std::uint8_t const* selected);
 
+#ifdef VPKL_ENABLE_CUDA
+template <>
+void copy_rows(Kokkos::Cuda const&, char const*, ConstRows const&, std::int64_t, Rows const&,
+               std::int64_t, std::int64_t);
+template <>
+void zero_rows(Kokkos::Cuda const&, char const*, Rows const&, std::uint8_t const*);
+
+namespace cuda {
+
+/// \brief As copy_rows, `to[row] = from[listed[row]]` for each row of `to`; negative entries are
+/// passed over. Rows and list may lie in pinned host memory.
+/// \param[in] teams thread blocks at most; few of them fill the bus and leave the device to others
+void copy_listed_rows(Kokkos::Cuda const& exec, char const* label, ConstRows const& from,
+                      std::int64_t const* listed, Rows const& to, std::int64_t columns, int teams);
+
+}  // namespace cuda
+#endif
+
 }  // namespace vpkl::impl

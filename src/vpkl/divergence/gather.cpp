@@ -15,8 +15,25 @@ namespace vpkl {
 
 namespace impl {
 
+namespace {
+
+struct WriteHeader {
+  MessageHeader header;
+  MessageHeader* to;
+  KOKKOS_FUNCTION void operator()(std::int64_t) const { *to = header; }
+};
+
+}  // namespace
+
+template <class ExecutionSpace>
+void write_header(ExecutionSpace const& exec, MessageHeader const& header, void* to) {
+  Kokkos::parallel_for("vpkl::message_header", RangePolicy64<ExecutionSpace>(exec, 0, 1),
+                       WriteHeader{header, static_cast<MessageHeader*>(to)});
+}
+
 void check_headers(Communicator const& comm, void const* gathered, std::size_t bytes,
                    std::exception_ptr error) {
+  if (comm.size() == 1) return;
   auto const header = [&](int rank) {
     MessageHeader h;
     std::memcpy(
@@ -100,14 +117,13 @@ int VocabularyGather<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstR
   impl::MessageHeader header;
   header.error = static_cast<std::int32_t>(error_kind(error));
   header.rows = rows;
-  impl::fence(exec, "vpkl::VocabularyGather::header");
-  std::memcpy(slot(comm_.rank()), &header, sizeof header);
+  impl::write_header(exec, header, slot(comm_.rank()));
   int launched = 0;
   if (!error)
     launched += impl::copy_rows(exec, "vpkl::VocabularyGather::pack", local, 0, body(comm_.rank()),
                                 0, shard_.width(), row_weight);
-  comm_.all_gather(exec, slot(comm_.rank()), message_.data(), bytes);
-  impl::check_headers(comm_, message_.data(), bytes, error);
+  void const* const arrived = comm_.all_gather(exec, slot(comm_.rank()), message_.data(), bytes);
+  impl::check_headers(comm_, arrived, bytes, error);
   for (int r = 0; r < ranks; ++r)
     launched += impl::copy_rows(exec, "vpkl::VocabularyGather::unpack", body(r), 0, whole,
                                 shard_.bounds()[r], shard_.bounds()[r + 1] - shard_.bounds()[r],
@@ -115,7 +131,9 @@ int VocabularyGather<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstR
   return launched;
 }
 
-#define VPKL_INSTANTIATE(Exec) template class VocabularyGather<Exec>;
+#define VPKL_INSTANTIATE(Exec)                                                      \
+  template void impl::write_header(Exec const&, impl::MessageHeader const&, void*); \
+  template class VocabularyGather<Exec>;
 VPKL_FOREACH_EXECUTION_SPACE(VPKL_INSTANTIATE)
 #undef VPKL_INSTANTIATE
 

@@ -52,8 +52,12 @@ struct alignas(16) MessageHeader {
 };
 static_assert(sizeof(MessageHeader) == 32, "a header takes the place of one record");
 
+/// \brief Enqueues a header's copy to `to`, memory of `exec`.
+template <class ExecutionSpace>
+void write_header(ExecutionSpace const& exec, MessageHeader const& header, void* to);
+
 /// \brief Throws on every rank when a gathered header carries an error or another row count.
-/// \param[in] gathered message of rank 0; the others follow `bytes` apart
+/// \param[in] gathered what Communicator::all_gather returned; messages are `bytes` apart
 void check_headers(Communicator const& comm, void const* gathered, std::size_t bytes,
                    std::exception_ptr error);
 

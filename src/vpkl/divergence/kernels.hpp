@@ -7,6 +7,7 @@
 #include <vpkl/divergence/row_constants.hpp>
 
 #include <cstdint>
+#include <memory>
 
 namespace vpkl::impl {
 
@@ -60,5 +61,42 @@ class DivergenceKernels {
   int concurrency_ = 1;
   ByteView<ExecutionSpace> partials_;  ///< block records of rows that are split over tasks
 };
+
+#if defined(VPKL_ENABLE_CUDA)
+
+namespace cuda {
+struct ResidentClusters;
+}
+
+/// Plain CUDA kernels on the instance's stream; see cuda/segment.hpp for what fixes their bits.
+template <>
+class DivergenceKernels<Kokkos::Cuda> {
+ public:
+  DivergenceKernels() = default;
+  /// \brief Also loads every kernel, so that none is loaded while a collective runs.
+  DivergenceKernels(Kokkos::Cuda const& exec, std::int64_t max_rows, std::int64_t max_columns);
+
+  int statistics(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics* out) const;
+  int combine(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics const* gathered,
+               int ranks, std::int64_t stride, RowStatistics* merged) const;
+  int jsd_sums(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics const* merged,
+                JsdSums* out) const;
+  int finish(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics const* merged,
+              JsdSums const* sums, int ranks, std::int64_t stride, float* value,
+              Rows gradient) const;
+  int fused(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics* merged, JsdSums* sums,
+            float* value, Rows gradient) const;
+
+  std::size_t workspace_bytes() const { return partials_.size(); }
+
+ private:
+  int parts(RowJob const& job, std::int64_t columns) const;
+
+  int multiprocessors_ = 1;
+  std::shared_ptr<cuda::ResidentClusters const> resident_;
+  ByteView<Kokkos::Cuda> partials_;  ///< segment records of rows that are split over blocks
+};
+
+#endif
 
 }  // namespace vpkl::impl

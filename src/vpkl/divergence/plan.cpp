@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -229,16 +228,15 @@ void DivergencePlan<ExecutionSpace>::execute_parallel(ExecutionSpace const& exec
     impl::MessageHeader header;
     header.error = static_cast<std::int32_t>(error_kind(error));
     header.rows = rows;
-    impl::fence(exec, "vpkl::DivergencePlan::header");
-    std::memcpy(static_cast<void*>(own), &header, sizeof header);
+    impl::write_header(exec, header, own);
     if (!error) counters_.kernels += kernels_.statistics(exec, job, own + 1);
   }
   {
     trace::Range const range(Phase::combine, Category::comm, rows);
     std::size_t const bytes = static_cast<std::size_t>(stride) * sizeof(RowStatistics);
-    comm_.all_gather(exec, own, gathered, bytes);
+    void const* const arrived = comm_.all_gather(exec, own, gathered, bytes);
     ++counters_.collectives;
-    impl::check_headers(comm_, gathered, bytes, error);
+    impl::check_headers(comm_, arrived, bytes, error);
     counters_.kernels += kernels_.combine(exec, job, gathered + 1, ranks, stride, merged());
   }
   auto* const sums = reinterpret_cast<impl::JsdSums*>(gathered);

@@ -8,7 +8,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <limits>
 
 namespace vpkl::impl {
 
@@ -77,9 +76,8 @@ KOKKOS_INLINE_FUNCTION RowConstants row_constants(RowStatistics const& s, Weight
 /// \brief The row's divergence times T², from its statistics (and sums, for JSD).
 KOKKOS_INLINE_FUNCTION float divergence_value(RowStatistics const& s, JsdSums const& jsd,
                                               RowState state, KernelOptions const& options) {
-  if (state == RowState::invalid || state == RowState::empty)
-    return std::numeric_limits<float>::quiet_NaN();
-  if (state == RowState::infinite) return std::numeric_limits<float>::infinity();
+  if (state == RowState::invalid || state == RowState::empty) return quiet_nan;
+  if (state == RowState::infinite) return infinity;
   double const log_ratio = log(s.sum_teacher) - log(s.sum_student);
   double const difference = static_cast<double>(s.difference) * static_cast<double>(options.scale);
   double value;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <vpkl/core/error.hpp>
 #include <vpkl/parallel/communicator.hpp>
+#include <vpkl/parallel/communicator_state.hpp>
 
 #include <fmt/format.h>
 
@@ -25,13 +26,6 @@ class SelfTransport final : public Transport {
 };
 
 }  // namespace
-
-struct Communicator::State {
-  std::unique_ptr<Transport> transport;
-  std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  CommunicationCounters counters;
-  bool alive = true;
-};
 
 Communicator::Communicator() : state_(std::make_shared<State>()) {
   state_->transport = std::make_unique<SelfTransport>();
@@ -60,19 +54,6 @@ void Communicator::set_timeout(std::chrono::milliseconds timeout) {
   state_->timeout = timeout;
 }
 
-template <class F>
-void Communicator::guarded(F&& collective) const {
-  if (!state_->alive)
-    throw CommunicationError(fmt::format(
-        "the {} communicator is dead after an earlier failure; make a new one", transport_name()));
-  try {
-    collective(*state_->transport);
-  } catch (CommunicationError const&) {
-    state_->alive = false;
-    throw;
-  }
-}
-
 Communicator Communicator::split(int color, int key) const {
   auto state = std::make_shared<State>();
   state->timeout = state_->timeout;
@@ -81,13 +62,14 @@ Communicator Communicator::split(int color, int key) const {
 }
 
 template <class ExecutionSpace>
-void Communicator::all_gather(ExecutionSpace const& exec, void const* local, void* gathered,
-                              std::size_t bytes) const {
+void const* Communicator::all_gather(ExecutionSpace const& exec, void const* local, void* gathered,
+                                     std::size_t bytes) const {
   static_assert(impl::is_host_space<ExecutionSpace>, "vpkl::Communicator: host spaces only");
   impl::fence(exec, "vpkl::Communicator::all_gather");
   guarded([&](Transport& t) { t.all_gather(local, gathered, bytes, state_->timeout); });
   ++state_->counters.all_gathers;
   state_->counters.all_gather_bytes += static_cast<std::int64_t>(bytes);
+  return gathered;
 }
 
 template <class ExecutionSpace>
@@ -110,10 +92,11 @@ void Communicator::exchange_record(void const* local, void* gathered, std::size_
 }
 
 #define VPKL_INSTANTIATE(Exec)                                                                \
-  template void Communicator::all_gather(Exec const&, void const*, void*, std::size_t) const; \
+  template void const* Communicator::all_gather(Exec const&, void const*, void*, std::size_t) \
+      const;                                                                                  \
   template void Communicator::all_reduce_sum(Exec const&, float*, std::int64_t) const;        \
   template void Communicator::wait(Exec const&) const;
-VPKL_FOREACH_EXECUTION_SPACE(VPKL_INSTANTIATE)
+VPKL_FOREACH_HOST_SPACE(VPKL_INSTANTIATE)
 #undef VPKL_INSTANTIATE
 
 }  // namespace vpkl

@@ -61,12 +61,15 @@ class Communicator {
 
   /// \brief Gathers `bytes` of every rank in rank order, from and to memory of `exec`.
   ///
-  /// Ordered after the work enqueued on `exec`. With MPI the call returns when the gathered bytes
-  /// are in place (one host wait).
+  /// Ordered after the work enqueued on `exec`. Over more than one rank the call waits once for
+  /// that work; device memory is staged through pinned host memory, and the copy into `gathered`
+  /// is enqueued on `exec`.
   /// \param[in] local may be the own slot of `gathered`
+  /// \return the gathered bytes where the host can read them until the next collective; null when
+  /// they never left the device
   template <class ExecutionSpace>
-  void all_gather(ExecutionSpace const& exec, void const* local, void* gathered,
-                  std::size_t bytes) const;
+  void const* all_gather(ExecutionSpace const& exec, void const* local, void* gathered,
+                         std::size_t bytes) const;
 
   /// \brief Sums floats over the ranks, in place, in memory of `exec`; ordering as all_gather.
   template <class ExecutionSpace>
@@ -89,5 +92,14 @@ class Communicator {
 
   std::shared_ptr<State> state_;
 };
+
+#ifdef VPKL_ENABLE_CUDA
+template <>
+void const* Communicator::all_gather(Kokkos::Cuda const&, void const*, void*, std::size_t) const;
+template <>
+void Communicator::all_reduce_sum(Kokkos::Cuda const&, float*, std::int64_t) const;
+template <>
+void Communicator::wait(Kokkos::Cuda const&) const;
+#endif
 
 }  // namespace vpkl

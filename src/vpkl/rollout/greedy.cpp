@@ -13,6 +13,18 @@ namespace vpkl {
 
 namespace {
 
+/// The winner among every `step`-th column from `first`.
+template <class T>
+KOKKOS_FUNCTION Argmax argmax_of(T const* row, std::int64_t columns, std::int64_t first,
+                                 std::int64_t step, std::int64_t first_id) {
+  Argmax best;
+  for (std::int64_t c = first; c < columns; c += step) {
+    float const score = ElementTraits<T>::to_float(row[c]);
+    if (score > -impl::infinity || score != score) best.add(score, first_id + c);
+  }
+  return best;
+}
+
 template <class T>
 struct ArgmaxOfRow {
   T const* logits;
@@ -21,17 +33,56 @@ struct ArgmaxOfRow {
   std::int64_t first_id;
   Argmax* out;
 
-  void operator()(std::int64_t row) const {
-    T const* const from = logits + index(row);
-    Argmax best;
-    for (std::int64_t c = 0; c < columns; ++c) {
-      float const score = ElementTraits<T>::to_float(from[c]);
-      if (score > -std::numeric_limits<float>::infinity() || score != score)
-        best.add(score, first_id + c);
-    }
-    out[row] = best;
+  KOKKOS_FUNCTION void operator()(std::int64_t row) const {
+    out[row] = argmax_of(logits + index(row), columns, 0, 1, first_id);
   }
 };
+
+#ifdef VPKL_ENABLE_CUDA
+/// As ArgmaxOfRow, a row a team. The winner does not depend on the order of the merges.
+template <class T>
+struct ArgmaxOfRowByTeam {
+  static constexpr int team_size = 512;
+  using Policy = Kokkos::TeamPolicy<Kokkos::Cuda>;
+
+  ArgmaxOfRow<T> job;
+
+  struct Winner {
+    using reducer = Winner;
+    using value_type = Argmax;
+    using result_view_type = Kokkos::View<Argmax, Kokkos::AnonymousSpace, Kokkos::MemoryUnmanaged>;
+    Argmax* value;
+    KOKKOS_FUNCTION void join(Argmax& to, Argmax const& by) const { to.add(by); }
+    KOKKOS_FUNCTION void init(Argmax& v) const { v = Argmax{}; }
+    KOKKOS_FUNCTION Argmax& reference() const { return *value; }
+    KOKKOS_FUNCTION result_view_type view() const { return result_view_type(value); }
+    KOKKOS_FUNCTION bool references_scalar() const { return true; }
+  };
+
+  KOKKOS_FUNCTION void operator()(Policy::member_type const& team) const {
+    std::int64_t const row = team.league_rank();
+    Argmax best = argmax_of(job.logits + job.index(row), job.columns, team.team_rank(),
+                            team.team_size(), job.first_id);
+    team.team_reduce(Winner{&best});
+    if (team.team_rank() == 0) job.out[row] = best;
+  }
+};
+#endif
+
+template <class ExecutionSpace, class T>
+void launch_argmax(ExecutionSpace const& exec, std::int64_t rows, ArgmaxOfRow<T> const& job) {
+  char const* const label = "vpkl::greedy_tokens::argmax";
+  if constexpr (impl::is_host_space<ExecutionSpace>) {
+    Kokkos::parallel_for(label, impl::RangePolicy64<ExecutionSpace>(exec, 0, rows), job);
+  } else {
+#ifdef VPKL_ENABLE_CUDA
+    using ByTeam = ArgmaxOfRowByTeam<T>;
+    Kokkos::parallel_for(label,
+                         typename ByTeam::Policy(exec, static_cast<int>(rows), ByTeam::team_size),
+                         ByTeam{job});
+#endif
+  }
+}
 
 void check_logits(Communicator const& comm, VocabShard const& shard, ConstRows const& logits) {
   check_rows(logits, "greedy selection, logits");
@@ -70,10 +121,9 @@ std::vector<std::int64_t> greedy_tokens(ExecutionSpace const& exec, Communicator
   if (rows > 0)
     dispatch(logits.type, [&](auto element) {
       using T = decltype(element);
-      Kokkos::parallel_for("vpkl::greedy_tokens::argmax",
-                           impl::RangePolicy64<ExecutionSpace>(exec, 0, rows),
-                           ArgmaxOfRow<T>{static_cast<T const*>(logits.data), logits.index,
-                                          shard.width(), shard.begin(), own});
+      launch_argmax(exec, rows,
+                    ArgmaxOfRow<T>{static_cast<T const*>(logits.data), logits.index, shard.width(),
+                                   shard.begin(), own});
     });
   if (comm.size() > 1) comm.all_gather(exec, own, all, bytes);
 

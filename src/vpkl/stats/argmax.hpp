@@ -6,14 +6,13 @@
 #include <vpkl/core/kokkos.hpp>
 
 #include <cstdint>
-#include <limits>
 
 namespace vpkl {
 
 /// Largest score and its id; equal scores (+0 and -0 too) give the smallest id. No id without a
 /// score above -inf; a NaN anywhere makes the record invalid.
 struct Argmax {
-  float score = -std::numeric_limits<float>::infinity();
+  float score = -impl::infinity;
   std::int32_t invalid = 0;
   std::int64_t id = -1;
 

@@ -7,7 +7,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <limits>
 
 namespace vpkl {
 
@@ -31,8 +30,8 @@ struct alignas(16) RowStatistics {
 
   double sum_student = 0;
   double sum_teacher = 0;
-  float max_student = -std::numeric_limits<float>::infinity();
-  float max_teacher = -std::numeric_limits<float>::infinity();
+  float max_student = -impl::infinity;
+  float max_teacher = -impl::infinity;
   float difference = 0;
   std::uint32_t flags = 0;
 };
@@ -46,7 +45,7 @@ struct Rescale {
   double shift;
   double factor;
   KOKKOS_INLINE_FUNCTION Rescale(float from, float to, double inverse_temperature) {
-    bool const moved = from != to && from != -std::numeric_limits<float>::infinity();
+    bool const moved = from != to && from != -impl::infinity;
     double const distance = moved ? static_cast<double>(from) - static_cast<double>(to) : 0;
     shift = distance * static_cast<double>(inverse_logit_unit);
     factor = moved ? exp(distance * inverse_temperature) : 1;
@@ -103,8 +102,8 @@ class RowAccumulator {
   Weighting weighting_;
   double inverse_temperature_;
   double sum_student_ = 0, sum_teacher_ = 0, weighted_ = 0;
-  float max_student_ = -std::numeric_limits<float>::infinity();
-  float max_teacher_ = -std::numeric_limits<float>::infinity();
+  float max_student_ = -impl::infinity;
+  float max_teacher_ = -impl::infinity;
   std::uint32_t flags_ = 0;
 };
 

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <vpkl/core/allocate.hpp>
 #include <vpkl/core/error.hpp>
-#include <vpkl/core/transfer.hpp>
 #include <vpkl/parallel/agreement.hpp>
 #include <vpkl/teacher/cache.hpp>
-#include <vpkl/teacher/host_row_store.hpp>
 #include <vpkl/trace/range.hpp>
 
 #include <fmt/format.h>
@@ -27,6 +25,29 @@ CacheMode cache_mode_from_string(std::string const& text) {
   for (CacheMode mode : {CacheMode::all, CacheMode::response, CacheMode::hidden})
     if (text == to_string(mode)) return mode;
   throw InvalidArgument(fmt::format("cache mode is '{}', expected all, response or hidden", text));
+}
+
+char const* to_string(TransferEngine engine) {
+  switch (engine) {
+    case TransferEngine::pageable: return "pageable";
+    case TransferEngine::staged: return "staged";
+    case TransferEngine::pinned_rows: return "pinned_rows";
+    case TransferEngine::pinned_2d: return "pinned_2d";
+    case TransferEngine::mapped: return "mapped";
+    case TransferEngine::automatic: break;
+  }
+  return "automatic";
+}
+
+TransferEngine transfer_engine_from_string(std::string const& text) {
+  for (TransferEngine engine :
+       {TransferEngine::automatic, TransferEngine::pageable, TransferEngine::staged,
+        TransferEngine::pinned_rows, TransferEngine::pinned_2d, TransferEngine::mapped})
+    if (text == to_string(engine)) return engine;
+  throw InvalidArgument(
+      fmt::format("transfer engine is '{}', expected automatic, pageable, staged, pinned_rows, "
+                  "pinned_2d or mapped",
+                  text));
 }
 
 template <class ExecutionSpace>
@@ -97,46 +118,21 @@ void TeacherCache<ExecutionSpace>::store(ExecutionSpace const& exec, ConstRows c
 template <class ExecutionSpace>
 void TeacherCache<ExecutionSpace>::store_local(ExecutionSpace const& exec, ConstRows const& logits,
                                                std::vector<std::int64_t> const& rows) {
-  using Store = impl::HostRowStore<ExecutionSpace>;
   bool const listed = options_.mode == CacheMode::response;
   std::int64_t const kept = listed ? static_cast<std::int64_t>(rows.size()) : batch_ * length_;
-  std::size_t const bytes = Store::bytes_for(kept, width_, type_);
+  std::size_t const bytes = impl::row_store_bytes(kept, width_, type_);
   std::size_t const budget =
-      options_.memory_budget ? options_.memory_budget : available_host_memory();
+      options_.memory_budget ? options_.memory_budget : impl::row_store_budget<ExecutionSpace>();
   if (bytes > budget)
     throw OutOfMemory(
         fmt::format("teacher cache: {} rows of {} {} columns take {} bytes, the budget is {} bytes",
                     kept, width_, to_string(type_), bytes, budget));
 
-  auto store = std::make_unique<Store>(exec, kept, width_, type_);
+  auto store = impl::make_row_store(exec, kept, width_, type_, options_.engine);
   slot_of_row_.assign(static_cast<std::size_t>(batch_ * length_), -1);
-  ConstRows selected = logits;
-  std::vector<std::int64_t> offsets;
-  if (listed) {
-    for (std::int64_t slot = 0; slot < kept; ++slot)
-      slot_of_row_[rows[slot]] = slot;
-    ByteView<ExecutionSpace> device_offsets =
-        impl::allocate_bytes(exec, "vpkl::TeacherCache::offsets", rows.size() * sizeof(rows[0]));
-    offsets.reserve(rows.size());
-    if (logits.index.offsets) {
-      auto const all = impl::to_host(exec, logits.index.offsets, logits.index.count);
-      for (std::int64_t row : rows)
-        offsets.push_back(all[row]);
-    } else {
-      for (std::int64_t row : rows)
-        offsets.push_back(logits.index(row));
-    }
-    impl::to_device(exec, offsets, device_offsets);
-    selected.index = RowIndex{};
-    selected.index.count = kept;
-    selected.index.offsets = reinterpret_cast<std::int64_t const*>(device_offsets.data());
-    store->store(exec, selected);
-    impl::fence(exec, "vpkl::TeacherCache::store");
-  } else {
-    for (std::int64_t row = 0; row < kept; ++row)
-      slot_of_row_[row] = row;
-    store->store(exec, selected);
-  }
+  for (std::int64_t slot = 0; slot < kept; ++slot)
+    slot_of_row_[listed ? rows[slot] : slot] = slot;
+  store->store(exec, logits, listed ? &rows : nullptr);
   counters_.stored_rows += kept;
   counters_.bytes = store->bytes();
   counters_.high_water_bytes = std::max(counters_.high_water_bytes, counters_.bytes);

@@ -39,7 +39,8 @@ struct CacheCounters {
 };
 
 /// Rows of the local shard of the teacher's logits in host memory, each row's pitch a multiple of
-/// 128 bytes.
+/// 128 bytes; pinned where the execution space is a device. Fetches on any instance come after the
+/// store, and never wait on the host (engines `pageable` and `staged` do).
 ///
 /// One micro-batch at a time: store, fetch as often as needed, free. A failed store leaves the
 /// cache empty.
@@ -50,6 +51,7 @@ class TeacherCache {
     CacheMode mode = CacheMode::all;
     std::optional<ElementType> store_type;  ///< default: the type of the logits stored
     std::size_t memory_budget = 0;          ///< bytes; 0: what the machine and its limits leave
+    TransferEngine engine = TransferEngine::automatic;
   };
 
   /// \brief Collective; one exchange of records over more than one rank.

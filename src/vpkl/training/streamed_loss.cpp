@@ -2,8 +2,9 @@
 #include <vpkl/core/allocate.hpp>
 #include <vpkl/core/copy_rows.hpp>
 #include <vpkl/core/error.hpp>
-#include <vpkl/core/transfer.hpp>
 #include <vpkl/parallel/agreement.hpp>
+#include <vpkl/teacher/row_store.hpp>
+#include <vpkl/training/fetch_lane.hpp>
 #include <vpkl/training/streamed_loss.hpp>
 
 #include <fmt/format.h>
@@ -59,6 +60,7 @@ struct StreamedLoss<ExecutionSpace>::Batch {
   std::int64_t batch = 0, length = 0;
   std::optional<ChunkPlan> plan;
   float row_weight = 0;
+  std::size_t chunk_bytes = 0;  ///< of one teacher buffer
 
   float* values = nullptr;
   float* weights = nullptr;
@@ -136,8 +138,7 @@ void StreamedLoss<ExecutionSpace>::check_call(ConstRows const& student,
   }
   if (!cache.holds_rows())
     throw InvalidArgument("teacher cache: it is empty, expected this micro-batch's rows");
-  std::int64_t const width =
-      options_.route == Route::gathered ? shard_.vocabulary() : shard_.teacher_width();
+  std::int64_t const width = teacher_width();
   if (cache.batch() != mask.batch || cache.length() != mask.length || cache.width() != width)
     throw InvalidArgument(fmt::format("teacher cache: shape is [{}, {}, {}], expected [{}, {}, {}]",
                                       cache.batch(), cache.length(), cache.width(), mask.batch,
@@ -191,12 +192,10 @@ LossResult StreamedLoss<ExecutionSpace>::compute(
 
     ChunkPlan const& plan = *batch.plan;
     ensure_plan(exec, batch);
-    if (gradient.data) impl::zero_rows(exec, "vpkl::StreamedLoss::zero", gradient, batch.uncounted);
-    for (ChunkPlan::Chunk const& chunk : plan.chunks())
-      run_chunk(exec, batch, chunk, cache);
-
-    std::vector<float> const values = impl::to_host(exec, const_cast<float const*>(batch.values),
-                                                    static_cast<std::int64_t>(plan.rows().size()));
+    run_chunks(exec, batch, cache);
+    std::vector<float> const values =
+        copies_->values(exec, const_cast<float const*>(batch.values), plan.rows().size(),
+                        [&] { comm_.wait(exec); });
     row_values_.assign(static_cast<std::size_t>(mask.batch * mask.length), 0.0f);
     for (std::size_t i = 0; i < values.size(); ++i)
       row_values_[plan.rows()[i]] = values[i];
@@ -222,47 +221,55 @@ void StreamedLoss<ExecutionSpace>::prepare(ExecutionSpace const& exec, Batch& ba
   bool const listed = plan.kind() == PlanKind::rows;
   bool const in_place = batch.gradient.data == batch.student.data;
 
-  std::vector<float> weights(rows);
-  for (std::size_t i = 0; i < rows; ++i)
-    weights[i] = plan.counted()[i] ? batch.row_weight : 0.0f;
-  // A chunk's own kernel writes its uncounted rows.
-  std::vector<std::uint8_t> uncounted(all, 1);
-  for (std::int64_t row : plan.rows())
-    uncounted[row] = 0;
-  std::vector<std::int64_t> student_offsets, gradient_offsets;
-  if (listed)
-    for (std::int64_t row : plan.rows()) {
-      student_offsets.push_back(batch.student.index(row));
-      if (batch.gradient.data && !in_place) gradient_offsets.push_back(batch.gradient.index(row));
-    }
-
+  // Values come first and are not uploaded: every row of the plan gets one.
+  std::size_t const offsets = listed ? rows * sizeof(std::int64_t) : 0;
   std::size_t const part[] = {aligned(rows * sizeof(float)), aligned(rows * sizeof(float)),
-                              aligned(all), aligned(student_offsets.size() * sizeof(std::int64_t)),
-                              aligned(gradient_offsets.size() * sizeof(std::int64_t))};
-  std::size_t const bytes = part[0] + part[1] + part[2] + part[3] + part[4];
+                              aligned(all), aligned(offsets),
+                              batch.gradient.data && !in_place ? aligned(offsets) : 0};
+  std::size_t const upload = part[1] + part[2] + part[3] + part[4], bytes = part[0] + upload;
   if (small_.size() < bytes) small_ = {};
   if (small_.size() < bytes) small_ = impl::allocate_bytes(exec, "vpkl::StreamedLoss::rows", bytes);
-  std::size_t first = 0;
-  auto const place = [&](std::size_t i, auto const& values) {
-    using T = typename std::decay<decltype(values)>::type::value_type;
-    auto const where = Kokkos::subview(small_, std::make_pair(first, first + part[i]));
-    first += part[i];
-    impl::to_device(exec, values, ByteView<ExecutionSpace>(where));
-    return reinterpret_cast<T*>(where.data());
+  if (!copies_) copies_ = std::make_shared<impl::SmallCopies<ExecutionSpace>>();
+  unsigned char* host = copies_->room(upload);
+  unsigned char* device = small_.data() + part[0];
+  batch.values = reinterpret_cast<float*>(small_.data());
+  auto const place = [&](std::size_t i, auto*& on_device) {
+    using T = typename std::remove_reference<decltype(*on_device)>::type;
+    on_device = reinterpret_cast<T*>(device);
+    T* const on_host = reinterpret_cast<T*>(host);
+    device += part[i];
+    host += part[i];
+    return on_host;
   };
-  batch.values = place(0, std::vector<float>(rows, 0.0f));
-  batch.weights = place(1, weights);
-  batch.uncounted = place(2, uncounted);
-  batch.student_offsets = place(3, student_offsets);
-  batch.gradient_offsets = in_place ? batch.student_offsets : place(4, gradient_offsets);
+  float* const weights = place(1, batch.weights);
+  std::uint8_t* const uncounted = place(2, batch.uncounted);
+  std::int64_t* const student_offsets = place(3, batch.student_offsets);
+  std::int64_t* const gradient_offsets = place(4, batch.gradient_offsets);
+  if (in_place) batch.gradient_offsets = batch.student_offsets;
 
-  std::int64_t const width =
-      options_.route == Route::gathered ? shard_.vocabulary() : shard_.teacher_width();
-  std::size_t const teacher_bytes =
-      static_cast<std::size_t>(plan.largest_chunk() * width) * size_of(batch.teacher_type);
-  if (teacher_.size() < teacher_bytes) teacher_ = {};
-  if (teacher_.size() < teacher_bytes)
-    teacher_ = impl::allocate_bytes(exec, "vpkl::StreamedLoss::teacher", teacher_bytes);
+  // A chunk's own kernel writes its uncounted rows.
+  std::fill_n(uncounted, all, std::uint8_t{1});
+  for (std::size_t i = 0; i < rows; ++i) {
+    std::int64_t const row = plan.rows()[i];
+    weights[i] = plan.counted()[i] ? batch.row_weight : 0.0f;
+    uncounted[row] = 0;
+    if (!listed) continue;
+    student_offsets[i] = batch.student.index(row);
+    if (part[4] > 0) gradient_offsets[i] = batch.gradient.index(row);
+  }
+  copies_->upload(exec, small_.data() + part[0]);
+
+  if (!lane_) lane_ = std::make_shared<impl::FetchLane<ExecutionSpace>>(exec);
+  std::size_t const buffers =
+      std::min<std::size_t>(impl::FetchLane<ExecutionSpace>::depth, plan.chunks().size());
+  batch.chunk_bytes =
+      static_cast<std::size_t>(plan.largest_chunk() *
+                               impl::row_pitch(teacher_width(), batch.teacher_type)) *
+      size_of(batch.teacher_type);
+  if (teacher_.size() < buffers * batch.chunk_bytes) teacher_ = {};
+  if (teacher_.size() < buffers * batch.chunk_bytes)
+    teacher_ =
+        impl::allocate_bytes(exec, "vpkl::StreamedLoss::teacher", buffers * batch.chunk_bytes);
 }
 
 template <class ExecutionSpace>
@@ -317,23 +324,57 @@ void StreamedLoss<ExecutionSpace>::check_held(ChunkPlan const& plan, ChunkPlan::
 }
 
 template <class ExecutionSpace>
-void StreamedLoss<ExecutionSpace>::run_chunk(ExecutionSpace const& exec, Batch const& batch,
-                                             ChunkPlan::Chunk const& chunk,
-                                             TeacherCache<ExecutionSpace>& cache) {
-  Rows const teacher{teacher_.data(), cache.type(), cache.width(),
-                     RowIndex::strided(chunk.rows, cache.width())};
-  std::exception_ptr error;
-  try {
-    if (batch.plan->kind() == PlanKind::rows) {
-      auto const first = batch.plan->rows().begin() + chunk.first_row;
-      cache.fetch_rows(exec, std::vector<std::int64_t>(first, first + chunk.rows), teacher);
-    } else {
-      check_held(*batch.plan, chunk, cache);
-      cache.fetch_chunk(exec, chunk.begin, chunk.end, teacher);
+void StreamedLoss<ExecutionSpace>::run_chunks(ExecutionSpace const& exec, Batch const& batch,
+                                              TeacherCache<ExecutionSpace>& cache) {
+  constexpr int depth = impl::FetchLane<ExecutionSpace>::depth;
+  auto const& chunks = batch.plan->chunks();
+  std::int64_t const pitch = impl::row_pitch(teacher_width(), batch.teacher_type);
+  auto const buffer = [&](std::size_t i) { return static_cast<int>(i % depth); };
+  auto const teacher = [&](std::size_t i) {
+    return Rows{teacher_.data() + static_cast<std::size_t>(buffer(i)) * batch.chunk_bytes,
+                batch.teacher_type, teacher_width(), RowIndex::strided(chunks[i].rows, pitch)};
+  };
+  std::exception_ptr errors[depth];
+  auto const start_fetch = [&](std::size_t i) {
+    if (i >= chunks.size()) return;
+    errors[buffer(i)] = nullptr;
+    try {
+      fetch(lane_->fetching(buffer(i)), batch, chunks[i], cache, teacher(i));
+      lane_->fetched(buffer(i));
+    } catch (...) {
+      errors[buffer(i)] = std::current_exception();
     }
-  } catch (...) {
-    error = std::current_exception();
+  };
+  for (std::size_t i = 0; i + 1 < depth; ++i)
+    start_fetch(i);
+  if (batch.gradient.data)
+    impl::zero_rows(exec, "vpkl::StreamedLoss::zero", batch.gradient, batch.uncounted);
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    start_fetch(i + depth - 1);
+    lane_->computing(exec, buffer(i));
+    run_chunk(exec, batch, chunks[i], teacher(i), errors[buffer(i)]);
+    lane_->computed(exec, buffer(i));
   }
+}
+
+template <class ExecutionSpace>
+void StreamedLoss<ExecutionSpace>::fetch(ExecutionSpace const& exec, Batch const& batch,
+                                         ChunkPlan::Chunk const& chunk,
+                                         TeacherCache<ExecutionSpace>& cache,
+                                         Rows const& teacher) const {
+  if (batch.plan->kind() == PlanKind::rows) {
+    auto const first = batch.plan->rows().begin() + chunk.first_row;
+    cache.fetch_rows(exec, std::vector<std::int64_t>(first, first + chunk.rows), teacher);
+  } else {
+    check_held(*batch.plan, chunk, cache);
+    cache.fetch_chunk(exec, chunk.begin, chunk.end, teacher);
+  }
+}
+
+template <class ExecutionSpace>
+void StreamedLoss<ExecutionSpace>::run_chunk(ExecutionSpace const& exec, Batch const& batch,
+                                             ChunkPlan::Chunk const& chunk, Rows const& teacher,
+                                             std::exception_ptr error) {
   ConstRows const student = chunk_rows(batch, chunk, batch.student, batch.student_offsets);
   Rows gradient;
   if (batch.gradient.data) {

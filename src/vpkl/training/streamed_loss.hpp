@@ -18,6 +18,13 @@
 
 namespace vpkl {
 
+namespace impl {
+template <class ExecutionSpace>
+class FetchLane;
+template <class ExecutionSpace>
+class SmallCopies;
+}  // namespace impl
+
 /// Result of one micro-batch.
 struct LossResult {
   double loss = 0;          ///< without gradient accumulation and loss scale; equal on every rank
@@ -30,8 +37,9 @@ struct LossResult {
 ///
 /// Ranks first agree on extents, plan, options and mask by one exchange of records; chunks without
 /// counted rows are then neither fetched nor computed on any rank. Each chunk is fetched, goes
-/// through the operator (one all-gather, JSD two) and is dropped. Loss and gradient are bitwise the
-/// same for every plan, chunk width and skipping.
+/// through the operator (one all-gather, JSD two) and is dropped; on a device the next chunk's
+/// fetch overlaps this chunk's work, on a stream of the loss's own. Loss and gradient are bitwise
+/// the same for every plan, chunk width and skipping.
 template <class ExecutionSpace>
 class StreamedLoss {
  public:
@@ -82,8 +90,15 @@ class StreamedLoss {
                   Rows const& gradient) const;
   void prepare(ExecutionSpace const& exec, Batch& batch);
   void ensure_plan(ExecutionSpace const& exec, Batch const& batch);
+  void run_chunks(ExecutionSpace const& exec, Batch const& batch,
+                  TeacherCache<ExecutionSpace>& cache);
+  void fetch(ExecutionSpace const& exec, Batch const& batch, ChunkPlan::Chunk const& chunk,
+             TeacherCache<ExecutionSpace>& cache, Rows const& teacher) const;
   void run_chunk(ExecutionSpace const& exec, Batch const& batch, ChunkPlan::Chunk const& chunk,
-                 TeacherCache<ExecutionSpace>& cache);
+                 Rows const& teacher, std::exception_ptr error);
+  std::int64_t teacher_width() const {
+    return options_.route == Route::gathered ? shard_.vocabulary() : shard_.teacher_width();
+  }
   static void check_held(ChunkPlan const& plan, ChunkPlan::Chunk const& chunk,
                          TeacherCache<ExecutionSpace> const& cache);
   ConstRows chunk_rows(Batch const& batch, ChunkPlan::Chunk const& chunk, ConstRows const& rows,
@@ -94,6 +109,8 @@ class StreamedLoss {
   Options options_;
   std::unique_ptr<DivergencePlan<ExecutionSpace>> plan_;
   OperatorCounters retired_;
+  std::shared_ptr<impl::FetchLane<ExecutionSpace>> lane_;
+  std::shared_ptr<impl::SmallCopies<ExecutionSpace>> copies_;
   ByteView<ExecutionSpace> teacher_, small_;
   std::vector<float> row_values_;
 };

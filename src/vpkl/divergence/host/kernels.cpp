@@ -323,7 +323,7 @@ int DivergenceKernels<ExecutionSpace>::fused(ExecutionSpace const& exec, RowJob 
 }
 
 #define VPKL_INSTANTIATE(Exec) template class DivergenceKernels<Exec>;
-VPKL_FOREACH_EXECUTION_SPACE(VPKL_INSTANTIATE)
+VPKL_FOREACH_HOST_SPACE(VPKL_INSTANTIATE)
 #undef VPKL_INSTANTIATE
 
 }  // namespace vpkl::impl

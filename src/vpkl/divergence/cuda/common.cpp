@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels that see records only, and the choice of those that see logits.
+#include <vpkl/divergence/cuda/two_phase.hpp>
+
+namespace vpkl::impl::cuda {
+
+namespace {
+
+constexpr int fold_warps = 4;
+
+__global__ void __launch_bounds__(fold_warps* lanes)
+    fold_statistics_kernel(RowJob const job, SegmentOptions const options, std::int64_t segments,
+                           SegmentRecord const* partial, RowStatistics* out) {
+  std::int64_t const row = std::int64_t(blockIdx.x) * fold_warps + threadIdx.x / lanes;
+  if (row >= job.student.index.count) return;
+  RowStatistics r = empty_statistics();
+  if (weight_of(job, row) != 0)
+    r = merge_segments(partial + row * segments, static_cast<int>(segments), job.options.weighting,
+                       options);
+  if (threadIdx.x % lanes == 0) out[row] = r;
+}
+
+__global__ void __launch_bounds__(fold_warps* lanes)
+    fold_sums_kernel(std::int64_t rows, std::int64_t segments, JsdSums const* partial,
+                     JsdSums* out) {
+  std::int64_t const row = std::int64_t(blockIdx.x) * fold_warps + threadIdx.x / lanes;
+  if (row >= rows) return;
+  JsdSums const sums = merge_sums(partial + row * segments, segments);
+  if (threadIdx.x % lanes == 0) out[row] = sums;
+}
+
+__global__ void __launch_bounds__(128)
+    combine_kernel(RowJob const job, RowStatistics const* gathered, int ranks, std::int64_t stride,
+                   RowStatistics* merged) {
+  std::int64_t const row = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (row >= job.student.index.count) return;
+  RowAccumulator sum(job.options.weighting,
+                     static_cast<double>(job.options.scale) / static_cast<double>(logit_unit));
+  for (int r = 0; r < ranks; ++r)
+    sum.add(gathered[r * stride + row]);
+  merged[row] = sum.result();
+}
+
+unsigned blocks_for(std::int64_t rows, int rows_per_block) {
+  return static_cast<unsigned>((rows + rows_per_block - 1) / rows_per_block);
+}
+
+}  // namespace
+
+TypedKernels const& typed_kernels(ElementType student, ElementType teacher) {
+  if (student != teacher) return mixed_kernels;
+  switch (student) {
+    case ElementType::bf16: return bf16_kernels;
+    case ElementType::fp16: return fp16_kernels;
+    case ElementType::fp32: break;
+  }
+  return fp32_kernels;
+}
+
+void load_common() {
+  cudaFuncAttributes attributes;
+  VPKL_CHECK_CUDA(cudaFuncGetAttributes(&attributes, fold_statistics_kernel));
+  VPKL_CHECK_CUDA(cudaFuncGetAttributes(&attributes, fold_sums_kernel));
+  VPKL_CHECK_CUDA(cudaFuncGetAttributes(&attributes, combine_kernel));
+}
+
+void fold_statistics(cudaStream_t stream, RowJob const& job, void const* partial,
+                     RowStatistics* out) {
+  fold_statistics_kernel<<<blocks_for(job.rows(), fold_warps), fold_warps * lanes, 0, stream>>>(
+      job, SegmentOptions::make(job.options), segments_of(job.columns),
+      static_cast<SegmentRecord const*>(partial), out);
+  VPKL_CHECK_CUDA(cudaGetLastError());
+}
+
+void fold_sums(cudaStream_t stream, RowJob const& job, void const* partial, JsdSums* out) {
+  fold_sums_kernel<<<blocks_for(job.rows(), fold_warps), fold_warps * lanes, 0, stream>>>(
+      job.rows(), segments_of(job.columns), static_cast<JsdSums const*>(partial), out);
+  VPKL_CHECK_CUDA(cudaGetLastError());
+}
+
+void combine(cudaStream_t stream, RowJob const& job, RowStatistics const* gathered, int ranks,
+             std::int64_t stride, RowStatistics* merged) {
+  combine_kernel<<<blocks_for(job.rows(), 128), 128, 0, stream>>>(job, gathered, ranks, stride,
+                                                                  merged);
+  VPKL_CHECK_CUDA(cudaGetLastError());
+}
+
+}  // namespace vpkl::impl::cuda

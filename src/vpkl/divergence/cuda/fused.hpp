@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// \brief Value and gradient in one launch, each row read once and kept on chip.
+///
+/// A cluster of blocks holds a row; clusters are persistent. Each warp owns a few slots of shared
+/// memory and a fixed sequence of segments, which it brings in itself ahead of use. It writes a
+/// segment's record to every block of the cluster; one more warp a block merges a row's records and
+/// hands the constants to the others. A row's gradient is computed `lag` rows behind its
+/// statistics, so that neither the exchange nor the merge is waited for.
+///
+/// Code that is run stays short on purpose: everything unusual (ends of rows, rows off 16 bytes,
+/// special rows) is a small loop apart. Laid out in line, it cost half the speed in instruction
+/// cache misses.
+#pragma once
+
+#include <vpkl/divergence/cuda/cluster.hpp>
+#include <vpkl/divergence/cuda/two_phase.hpp>
+
+namespace vpkl::impl::cuda {
+
+/// Rows whose records and constants are in flight; at least 2 (lag + 1).
+constexpr int rows_in_flight = 4;
+/// Shared memory a block may have on compute capability 9.0.
+constexpr std::size_t block_memory = 227 * 1024;
+
+template <class S, class T, int warps_, int slots_>
+struct FusedShape {
+  static constexpr int student_bytes = segment_columns * static_cast<int>(sizeof(S));
+  static constexpr int teacher_bytes = segment_columns * static_cast<int>(sizeof(T));
+  static constexpr int slot_bytes = student_bytes + teacher_bytes;
+  static constexpr int slots = slots_;  ///< of a warp
+  static constexpr int warps = warps_;  ///< that compute
+  static constexpr int threads = (warps + 1) * lanes;
+
+  struct alignas(128) Shared {
+    unsigned char slot[warps][slots][slot_bytes];
+    GradientConstants constants[rows_in_flight];
+    Barrier full[warps][slots];
+    Barrier records_full[rows_in_flight], constants_full[rows_in_flight],
+        constants_empty[rows_in_flight];
+  };
+  static constexpr std::size_t shared_bytes(std::int64_t segments) {
+    return sizeof(Shared) +
+           static_cast<std::size_t>(rows_in_flight * segments) * sizeof(SegmentRecord);
+  }
+  /// \brief Rows that statistics may run ahead of gradients, or -1 if a row does not fit.
+  static constexpr int lag(std::int64_t segments, int cluster) {
+    std::int64_t const block_segments = (segments + cluster - 1) / cluster;
+    if (segments < cluster || shared_bytes(segments) > block_memory) return -1;
+    return 2 * block_segments <= warps * slots ? 1 : block_segments <= warps * slots ? 0 : -1;
+  }
+};
+
+/// Parameters of a launch.
+struct FusedJob {
+  RowJob job;
+  SegmentOptions options;
+  Rows gradient;
+  float* value;
+  int segments;
+  int lag;
+  std::int64_t first_row, end_row;
+  bool joins;  ///< runs beside the launch before it and ends after it
+};
+
+/// Walks over the segments that a warp owns, row by row; every block numbers its segments
+/// through all rows, and its warps take them in turn.
+struct Cursor {
+  int row = 0;  ///< counted in the cluster's rows
+  int first;    ///< the warp's first segment in this row, counted in the block's
+  int per_row, warps;
+
+  __device__ __forceinline__ Cursor(int warp, int block_segments, int warps_)
+      : first(warp), per_row(block_segments), warps(warps_) {}
+  __device__ __forceinline__ void next_row() {
+    ++row;
+    first = (first - per_row) % warps;
+    if (first < 0) first += warps;
+  }
+};
+
+/// A place in a ring and the parity its barrier has there.
+template <int size>
+struct Ring {
+  int at = 0;
+  std::uint32_t parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++at == size) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/// What lanes remember of 32 consecutive rows of their cluster.
+struct RowBatch {
+  std::uint32_t counts = 0;  ///< bit l: row l has a weight
+
+  __device__ __forceinline__ bool counted(int row) const { return counts >> (row % lanes) & 1; }
+  __device__ __forceinline__ void fetch(RowJob const& job, std::int64_t row) {
+    bool const inside = row < job.student.index.count;
+    counts = __ballot_sync(all_lanes, inside && weight_of(job, row) != 0);
+  }
+};
+
+template <Divergence divergence, class S, class T, int warps, int slots>
+__global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
+    fused_kernel(__grid_constant__ FusedJob const in) {
+// Clusters and bulk copies came with compute capability 9.0; the host starts this nowhere else.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using Shape = FusedShape<S, T, warps, slots>;
+  constexpr Weighting weighting = divergence == Divergence::forward_kl   ? Weighting::teacher
+                                  : divergence == Divergence::reverse_kl ? Weighting::student
+                                                                         : Weighting::none;
+  extern __shared__ __align__(128) unsigned char memory[];
+  typename Shape::Shared& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
+  SegmentRecord* const records = reinterpret_cast<SegmentRecord*>(memory + sizeof(shared));
+
+  int const warp = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+  int const blocks = cluster_size(), block = cluster_rank();
+  std::int64_t const clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
+  std::int64_t const first_row = in.first_row + cluster, rows = in.end_row;
+  int const own_rows = static_cast<int>((rows - first_row + clusters - 1) / clusters);
+  int const segments = in.segments;
+  int const block_segments = (segments - block + blocks - 1) / blocks;
+
+  if (threadIdx.x == 0) {
+    for (int w = 0; w < warps; ++w)
+      for (int s = 0; s < Shape::slots; ++s)
+        shared.full[w][s].init(1);
+    for (int r = 0; r < rows_in_flight; ++r) {
+      shared.records_full[r].init(1);
+      shared.constants_full[r].init(1);
+      shared.constants_empty[r].init(warps);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  cluster_sync();
+  allow_next_launch();
+
+  if (warp == warps) {
+    // The merging warp.
+    Ring<rows_in_flight> ring;
+    RowBatch batch;
+    for (int q = 0; q < own_rows; ++q) {
+      if (q % lanes == 0) batch.fetch(in.job, first_row + (q + lane) * clusters);
+      std::int64_t const row = first_row + q * clusters;
+      if (!batch.counted(q)) {
+        if (block == 0 && lane == 0) in.value[row] = 0;
+        continue;
+      }
+      if (lane == 0)
+        shared.records_full[ring.at].arrive_expecting(segments * sizeof(SegmentRecord));
+      shared.records_full[ring.at].wait(ring.parity);
+      RowStatistics const merged =
+          merge_segments(records + ring.at * segments, segments, weighting, in.options);
+      GradientConstants const constants = gradient_constants<divergence>(
+          merged, in.job.options, in.options, 0, weight_of(in.job, row));
+      // The first round finds the slots empty.
+      shared.constants_empty[ring.at].wait(ring.parity ^ 1);
+      if (lane == 0) {
+        shared.constants[ring.at] = constants;
+        shared.constants_full[ring.at].arrive();
+      }
+      __syncwarp();
+      // Nobody waits for the value.
+      if (block == 0) {
+        float const value = row_value(in.job, merged, JsdSums{});
+        if (lane == 0) in.value[row] = value;
+      }
+      ring.next();
+    }
+    cluster_sync();
+    if (in.joins) wait_previous_launch();
+    return;
+  }
+
+  // Where this lane sends its half of a record: lanes 2 b and 2 b + 1 serve block b.
+  bool const sends = lane < 2 * blocks;
+  int const target = sends ? lane / 2 : 0;
+  SharedAddress const target_records = in_block(shared_address(records), target) + lane % 2 * 16;
+  SharedAddress const target_barriers = in_block(shared_address(shared.records_full), target);
+
+  Cursor load(warp, block_segments, warps);
+  int load_segment = warp;
+  Ring<Shape::slots> load_slot;
+  RowBatch load_batch;
+  std::int64_t load_student = 0, load_teacher = 0;  // of row lane of the batch
+  auto const fetch_load_batch = [&] {
+    std::int64_t const row = first_row + (load.row + lane) * clusters;
+    load_batch.fetch(in.job, row);
+    if (row < rows) {
+      load_student = in.job.student.index(row);
+      load_teacher = in.job.teacher.index(row) + in.job.teacher_first;
+    }
+  };
+  fetch_load_batch();
+  // Brings the warp's next segment into its slot.
+  auto const load_next = [&] {
+    while (load.row < own_rows &&
+           (load_segment >= block_segments || !load_batch.counted(load.row))) {
+      load.next_row();
+      load_segment = load.first;
+      if (load.row % lanes == 0) fetch_load_batch();
+    }
+    if (load.row >= own_rows) return;
+    S const* const student = static_cast<S const*>(in.job.student.data) +
+                             __shfl_sync(all_lanes, load_student, load.row % lanes);
+    T const* const teacher = static_cast<T const*>(in.job.teacher.data) +
+                             __shfl_sync(all_lanes, load_teacher, load.row % lanes);
+    std::int64_t const first = std::int64_t(load_segment * blocks + block) * segment_columns;
+    std::int64_t const left = in.job.columns - first;
+    int const columns = left < segment_columns ? static_cast<int>(left) : segment_columns;
+    unsigned char* const slot = shared.slot[warp][load_slot.at];
+    Barrier& full = shared.full[warp][load_slot.at];
+    bool const aligned =
+        ((reinterpret_cast<std::uintptr_t>(student) | reinterpret_cast<std::uintptr_t>(teacher)) &
+         15) == 0;
+    int const whole = aligned ? columns / vector_columns * vector_columns : 0;
+    if (whole < segment_columns) {
+      // What cannot be copied in bulk: rows off 16 bytes, and the end of a row, filled with -inf.
+#pragma unroll 1
+      for (int c = whole + lane * vector_columns; c < segment_columns;
+           c += lanes * vector_columns) {
+        int const some = min(max(columns - c, 0), vector_columns);
+        Vector<S> s;
+        Vector<T> t;
+        s.load_some(student + first + c, some);
+        t.load_some(teacher + first + c, some);
+        s.store_shared(slot + c * sizeof(S));
+        t.store_shared(slot + Shape::student_bytes + c * sizeof(T));
+      }
+      fence_bulk_copies();
+      __syncwarp();
+    }
+    if (lane == 0) {
+      full.arrive_expecting(whole * (sizeof(S) + sizeof(T)));
+      if (whole > 0) {
+        bulk_copy(slot, student + first, whole * sizeof(S), full);
+        bulk_copy(slot + Shape::student_bytes, teacher + first, whole * sizeof(T), full);
+      }
+    }
+    load_slot.next();
+    load_segment += warps;
+  };
+#pragma unroll 1
+  for (int s = 0; s < Shape::slots; ++s)
+    load_next();
+
+  auto const slot_vector = [&](unsigned char const* slot, int i, Vector<S>& s, Vector<T>& t) {
+    int const at = (i * lanes + lane) * vector_columns;
+    s.load_shared(slot + at * sizeof(S));
+    t.load_shared(slot + Shape::student_bytes + at * sizeof(T));
+  };
+
+  Cursor ahead(warp, block_segments, warps), behind = ahead;
+  Ring<Shape::slots> ahead_slot, behind_slot;
+  Ring<rows_in_flight> ahead_ring, behind_ring;
+  RowBatch ahead_batch, behind_batch;
+  std::int64_t behind_gradient = 0;
+#pragma unroll 1
+  for (int step = 0; step < own_rows + in.lag; ++step) {
+    if (step < own_rows) {
+      if (ahead.row % lanes == 0)
+        ahead_batch.fetch(in.job, first_row + (ahead.row + lane) * clusters);
+      if (ahead_batch.counted(ahead.row)) {
+#pragma unroll 1
+        for (int k = ahead.first; k < block_segments; k += warps) {
+          int const segment = k * blocks + block;
+          unsigned char const* const slot = shared.slot[warp][ahead_slot.at];
+          shared.full[warp][ahead_slot.at].wait(ahead_slot.parity);
+          auto const get = [&](int i, Vector<S>& s, Vector<T>& t) { slot_vector(slot, i, s, t); };
+          SegmentRecord const r =
+              segment_statistics<weighting, vectors, Vector<S>, Vector<T>>(in.options, get, get);
+          if (sends) {
+            int const place = ahead_ring.at * segments + segment;
+            send(target_records + place * static_cast<int>(sizeof(SegmentRecord)),
+                 lane % 2 == 0
+                     ? make_uint4(__float_as_uint(r.max_student), __float_as_uint(r.max_teacher),
+                                  __float_as_uint(r.sum_student), __float_as_uint(r.sum_teacher))
+                     : make_uint4(__float_as_uint(r.weighted), r.flags, 0, 0),
+                 target_barriers + ahead_ring.at * static_cast<int>(sizeof(Barrier)));
+          }
+          ahead_slot.next();
+        }
+        ahead_ring.next();
+      }
+      ahead.next_row();
+    }
+    if (step < in.lag) continue;
+
+    if (behind.row % lanes == 0) {
+      std::int64_t const lane_row = first_row + (behind.row + lane) * clusters;
+      behind_batch.fetch(in.job, lane_row);
+      if (lane_row < rows && in.gradient.data) behind_gradient = in.gradient.index(lane_row);
+    }
+    bool const counted = behind_batch.counted(behind.row);
+    RowPointer<S> const to =
+        RowPointer<S>::make(in.gradient.data, in.gradient.type,
+                            __shfl_sync(all_lanes, behind_gradient, behind.row % lanes));
+    if (counted) {
+      shared.constants_full[behind_ring.at].wait(behind_ring.parity);
+      GradientConstants const constants = shared.constants[behind_ring.at];
+#pragma unroll 1
+      for (int k = behind.first; k < block_segments; k += warps) {
+        std::int64_t const first = std::int64_t(k * blocks + block) * segment_columns;
+        unsigned char const* const slot = shared.slot[warp][behind_slot.at];
+        if (in.gradient.data) {
+          if (to.aligned && ordinary<divergence>(constants) &&
+              first + segment_columns <= in.job.columns) {
+            S* const p = to.at + first + lane * vector_columns;
+#pragma unroll
+            for (int i = 0; i < vectors; ++i) {
+              Vector<S> s;
+              Vector<T> t;
+              slot_vector(slot, i, s, t);
+              vector_gradient<divergence, false>(s, t, constants, in.options)
+                  .store(p + i * lanes * vector_columns);
+            }
+          } else {
+#pragma unroll 1
+            for (int i = 0; i < vectors; ++i) {
+              Vector<S> s;
+              Vector<T> t;
+              slot_vector(slot, i, s, t);
+              s = any_gradient<divergence>(s, t, constants, in.options);
+              to.store_one(first, in.job.columns, in.gradient.width, lane, i, s);
+            }
+          }
+        }
+        __syncwarp();
+        load_next();
+        behind_slot.next();
+      }
+      __syncwarp();
+      if (lane == 0) shared.constants_empty[behind_ring.at].arrive();
+      behind_ring.next();
+    }
+    if (in.gradient.data) {
+      // Rows of weight 0, and columns beyond the last segment.
+      Vector<S> const zero{};
+      int const width_segments = static_cast<int>(segments_of(in.gradient.width));
+      for (int k = (counted ? segments : 0) + block + warp * blocks; k < width_segments;
+           k += warps * blocks)
+#pragma unroll 1
+        for (int i = 0; i < vectors; ++i)
+          to.store_one(std::int64_t(k) * segment_columns, 0, in.gradient.width, lane, i, zero);
+    }
+    behind.next_row();
+  }
+  cluster_sync();
+  if (in.joins) wait_previous_launch();
+#endif
+}
+
+/// \brief Enqueues the fused kernel on `clusters` clusters of `cluster` blocks.
+template <Divergence divergence, class S, class T, int warps, int slots>
+void launch_fused(cudaStream_t stream, FusedJob const& job, int cluster, int clusters) {
+  using Shape = FusedShape<S, T, warps, slots>;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = static_cast<unsigned>(cluster);
+  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(cluster * clusters));
+  config.blockDim = dim3(Shape::threads);
+  config.dynamicSmemBytes = Shape::shared_bytes(job.segments);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = job.joins ? 2 : 1;
+  VPKL_CHECK_CUDA(cudaLaunchKernelEx(&config, fused_kernel<divergence, S, T, warps, slots>, job));
+}
+
+/// The fused kernels of one pair of types.
+template <class S, class T>
+struct FusedKernels {
+  // Fifteen warps and the merging one make four on each scheduler, with 128 registers a thread.
+  static constexpr int slots = 3;
+  static constexpr int warps = sizeof(S) + sizeof(T) == 4 ? 15 : 8;
+  using Shape = FusedShape<S, T, warps, slots>;
+
+  template <Divergence divergence>
+  static void load_one() {
+    auto const kernel = fused_kernel<divergence, S, T, warps, slots>;
+    VPKL_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(block_memory)));
+  }
+  static void load() {
+    load_one<Divergence::forward_kl>();
+    load_one<Divergence::reverse_kl>();
+  }
+
+  /// \brief Clusters of so many blocks that the device holds at once.
+  static int resident_clusters(int cluster) {
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(cluster));
+    config.blockDim = dim3(Shape::threads);
+    config.dynamicSmemBytes = block_memory;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    VPKL_CHECK_CUDA(cudaOccupancyMaxActiveClusters(
+        &clusters, fused_kernel<Divergence::forward_kl, S, T, warps, slots>, &config));
+    return clusters;
+  }
+
+  /// \brief Blocks a row should be held by, or 0 where reading it twice is as good.
+  static int choose(ResidentClusters const& resident, std::int64_t rows, std::int64_t segments) {
+    // One row a cluster at most: the more blocks a row the better. Else the fewest that let
+    // statistics run ahead.
+    for (int i = ResidentClusters::sizes - 1; i >= 0; --i)
+      if (rows <= resident.count[i] && Shape::lag(segments, ResidentClusters::blocks(i)) >= 0)
+        return ResidentClusters::blocks(i);
+    for (int i = 0; i < ResidentClusters::sizes; ++i)
+      if (resident.count[i] > 0 && Shape::lag(segments, ResidentClusters::blocks(i)) == 1)
+        return ResidentClusters::blocks(i);
+    return 0;
+  }
+
+  static int cluster(ResidentClusters const& resident, RowJob const& job) {
+    if (job.options.divergence == Divergence::jsd || job.columns == 0) return 0;
+    return choose(resident, job.rows(), segments_of(job.columns));
+  }
+
+  static void start(cudaStream_t stream, int cluster, int clusters, FusedJob job) {
+    job.lag = Shape::lag(job.segments, cluster);
+    if (job.job.options.divergence == Divergence::forward_kl)
+      launch_fused<Divergence::forward_kl, S, T, warps, slots>(stream, job, cluster, clusters);
+    else
+      launch_fused<Divergence::reverse_kl, S, T, warps, slots>(stream, job, cluster, clusters);
+  }
+
+  /// \return number of launches
+  static int launch(cudaStream_t stream, int cluster, ResidentClusters const& resident,
+                    RowJob const& job, float* value, Rows const& gradient) {
+    std::int64_t const rows = job.rows();
+    FusedJob fused{job,
+                   SegmentOptions::make(job.options),
+                   gradient,
+                   value,
+                   static_cast<int>(segments_of(job.columns)),
+                   0,
+                   0,
+                   rows,
+                   false};
+    int const held = resident.of(cluster);
+    // Clusters of 4 leave some multiprocessors over. Pairs of them take a share of the rows at the
+    // same time; not running ahead, a pair is slower (0.8 as measured).
+    int const pairs = cluster == 4 ? resident.of(2) - 2 * held : 0;
+    std::int64_t share = 0;
+    if (pairs > 0 && rows >= 8 * held && Shape::lag(fused.segments, 2) == 0)
+      share = rows * (8 * pairs) / (20 * held + 8 * pairs);
+    fused.end_row = rows - share;
+    start(stream, cluster, static_cast<int>(rows < held ? rows : held), fused);
+    if (share == 0) return 1;
+    fused.first_row = fused.end_row;
+    fused.end_row = rows;
+    fused.joins = true;
+    start(stream, 2, static_cast<int>(share < pairs ? share : pairs), fused);
+    return 2;
+  }
+};
+
+/// Types that are loaded through float are read twice.
+template <>
+struct FusedKernels<AnyType, AnyType> {
+  static void load() {}
+  static int cluster(ResidentClusters const&, RowJob const&) { return 0; }
+  static int launch(cudaStream_t, int, ResidentClusters const&, RowJob const&, float*,
+                    Rows const&) {
+    return 0;
+  }
+};
+
+template <class S, class T>
+class AllKernels : public TwoPhase<S, T> {
+ public:
+  void load(bool clusters) const override {
+    TwoPhase<S, T>::load(clusters);
+    if (clusters) FusedKernels<S, T>::load();
+  }
+  int fused_cluster(ResidentClusters const& resident, RowJob const& job) const override {
+    return FusedKernels<S, T>::cluster(resident, job);
+  }
+  int fused(cudaStream_t stream, int cluster, ResidentClusters const& resident, RowJob const& job,
+            float* value, Rows const& gradient) const override {
+    return FusedKernels<S, T>::launch(stream, cluster, resident, job, value, gradient);
+  }
+};
+
+}  // namespace vpkl::impl::cuda

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plan's kernels on a CUDA execution space.
+#include <vpkl/core/allocate.hpp>
+#include <vpkl/core/error.hpp>
+#include <vpkl/divergence/cuda/launch.hpp>
+#include <vpkl/divergence/cuda/segment.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace vpkl::impl {
+
+namespace {
+
+/// Shows a launch to Kokkos Tools under its label.
+class Labelled {
+ public:
+  Labelled(Kokkos::Cuda const& exec, char const* label) {
+    if (Kokkos::Tools::profileLibraryLoaded())
+      Kokkos::Tools::beginParallelFor(label, Kokkos::Tools::Experimental::device_id(exec), &id_);
+  }
+  ~Labelled() {
+    if (Kokkos::Tools::profileLibraryLoaded()) Kokkos::Tools::endParallelFor(id_);
+  }
+  Labelled(Labelled const&) = delete;
+  Labelled& operator=(Labelled const&) = delete;
+
+ private:
+  std::uint64_t id_ = 0;
+};
+
+/// Blocks that keep a multiprocessor busy, times the waves that even out the last one.
+constexpr int blocks_per_multiprocessor = 3 * 4;
+/// Segments that a block should have at least.
+constexpr std::int64_t block_segments = 8;
+
+cuda::TypedKernels const& kernels_of(RowJob const& job) {
+  return cuda::typed_kernels(job.student.type, job.teacher.type);
+}
+
+}  // namespace
+
+DivergenceKernels<Kokkos::Cuda>::DivergenceKernels(Kokkos::Cuda const& exec, std::int64_t max_rows,
+                                                   std::int64_t max_columns) {
+  // A block that merges a row keeps the records of its segments in its 48 KB of shared memory.
+  constexpr std::int64_t most_columns =
+      48 * 1024 / sizeof(cuda::SegmentRecord) * cuda::segment_columns;
+  if (max_columns > most_columns)
+    throw InvalidArgument(fmt::format("divergence plan: {} columns, expected at most {} on CUDA",
+                                      max_columns, most_columns));
+  int device = 0;
+  VPKL_CHECK_CUDA(cudaGetDevice(&device));
+  VPKL_CHECK_CUDA(
+      cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device));
+  cuda::load_common();
+  int major = 0;
+  VPKL_CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  bool const clusters = major >= 9;
+  for (auto const* kernels :
+       {&cuda::fp32_kernels, &cuda::bf16_kernels, &cuda::fp16_kernels, &cuda::mixed_kernels})
+    kernels->load(clusters);
+  resident_ = std::make_shared<cuda::ResidentClusters>(clusters ? cuda::ResidentClusters::query()
+                                                                : cuda::ResidentClusters{});
+  std::int64_t const split_rows =
+      std::min<std::int64_t>(max_rows, std::int64_t(multiprocessors_) * blocks_per_multiprocessor);
+  std::size_t const record = std::max(sizeof(cuda::SegmentRecord), sizeof(JsdSums));
+  partials_ = allocate_bytes(
+      exec, "vpkl::DivergencePlan::partials",
+      static_cast<std::size_t>(split_rows * cuda::segments_of(max_columns)) * record);
+}
+
+int DivergenceKernels<Kokkos::Cuda>::parts(RowJob const& job, std::int64_t columns) const {
+  std::int64_t const wanted = std::int64_t(multiprocessors_) * blocks_per_multiprocessor;
+  if (job.rows() >= wanted) return 1;
+  return static_cast<int>(
+      std::clamp<std::int64_t>(cuda::segments_of(columns) / block_segments, 1,
+                               (wanted + job.rows() - 1) / std::max<std::int64_t>(job.rows(), 1)));
+}
+
+int DivergenceKernels<Kokkos::Cuda>::statistics(Kokkos::Cuda const& exec, RowJob const& job,
+                                                RowStatistics* out) const {
+  if (job.rows() == 0) return 0;
+  Labelled const label(exec, "vpkl::DivergencePlan::statistics");
+  kernels_of(job).statistics(exec.cuda_stream(), job, parts(job, job.columns), partials_.data(),
+                             out);
+  return parts(job, job.columns) > 1 ? 2 : 1;
+}
+
+int DivergenceKernels<Kokkos::Cuda>::combine(Kokkos::Cuda const& exec, RowJob const& job,
+                                             RowStatistics const* gathered, int ranks,
+                                             std::int64_t stride, RowStatistics* merged) const {
+  if (job.rows() == 0) return 0;
+  Labelled const label(exec, "vpkl::DivergencePlan::combine");
+  cuda::combine(exec.cuda_stream(), job, gathered, ranks, stride, merged);
+  return 1;
+}
+
+int DivergenceKernels<Kokkos::Cuda>::jsd_sums(Kokkos::Cuda const& exec, RowJob const& job,
+                                              RowStatistics const* merged, JsdSums* out) const {
+  if (job.rows() == 0) return 0;
+  Labelled const label(exec, "vpkl::DivergencePlan::jsd_sums");
+  kernels_of(job).jsd_sums(exec.cuda_stream(), job, parts(job, job.columns), partials_.data(),
+                           merged, out);
+  return parts(job, job.columns) > 1 ? 2 : 1;
+}
+
+int DivergenceKernels<Kokkos::Cuda>::finish(Kokkos::Cuda const& exec, RowJob const& job,
+                                            RowStatistics const* merged, JsdSums const* sums,
+                                            int ranks, std::int64_t stride, float* value,
+                                            Rows gradient) const {
+  if (job.rows() == 0) return 0;
+  Labelled const label(exec, "vpkl::DivergencePlan::gradient");
+  kernels_of(job).finish(exec.cuda_stream(), job, parts(job, gradient.width), merged, sums, ranks,
+                         stride, value, gradient);
+  return 1;
+}
+
+int DivergenceKernels<Kokkos::Cuda>::fused(Kokkos::Cuda const& exec, RowJob const& job,
+                                           RowStatistics* merged, JsdSums* sums, float* value,
+                                           Rows gradient) const {
+  if (job.rows() == 0) return 0;
+  if (int const cluster = kernels_of(job).fused_cluster(*resident_, job)) {
+    Labelled const label(exec, "vpkl::DivergencePlan::fused");
+    return kernels_of(job).fused(exec.cuda_stream(), cluster, *resident_, job, value, gradient);
+  }
+  bool const jsd = job.options.divergence == Divergence::jsd;
+  int launched = statistics(exec, job, merged);
+  if (jsd) launched += jsd_sums(exec, job, merged, sums);
+  return launched + finish(exec, job, merged, jsd ? sums : nullptr, 1, 0, value, gradient);
+}
+
+}  // namespace vpkl::impl
