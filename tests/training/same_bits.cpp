@@ -47,13 +47,13 @@ class StreamedLossBits : public CollectiveTest<Exec> {
     MicroBatch out = random_batch(random, batch, length, vocabulary);
     for (std::size_t i = 0; i < out.mask.size(); ++i)
       out.mask[i] = i % 5 != 2 && i % static_cast<std::size_t>(length) > 2 ? 1 : 0;
-    // Values from 10 down to 1e-10: what is added to what shows in the sum.
+    // Values of hundreds beside values of 1e-8: what is added to what shows in the sum.
     for (std::int64_t row = 0; row < batch * length; ++row)
-      for (std::int64_t id = 0; id < vocabulary; ++id)
+      for (std::int64_t id = 0; id < vocabulary; ++id) {
+        float const close = static_cast<float>(std::pow(10.0, -(row % 6))) * out.problem.t(row, id);
         out.problem.t(row, id) =
-            2 * out.problem.s(row, id) * static_cast<float>(row % 2) +
-            out.problem.s(row, id) * static_cast<float>(1 - row % 2) +
-            out.problem.t(row, id) * static_cast<float>(std::pow(10.0, -(row % 6)));
+            row % 2 ? 100 * out.problem.t(row, id) : out.problem.s(row, id) + close;
+      }
     out.problem.options = c.options;
     out.problem.student_type = c.student;
     out.problem.teacher_type = c.teacher;

@@ -77,13 +77,13 @@ class DivergenceKernels<Kokkos::Cuda> {
   DivergenceKernels(Kokkos::Cuda const& exec, std::int64_t max_rows, std::int64_t max_columns);
 
   int statistics(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics* out) const;
-  int combine(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics const* gathered,
-               int ranks, std::int64_t stride, RowStatistics* merged) const;
+  int combine(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics const* gathered, int ranks,
+              std::int64_t stride, RowStatistics* merged) const;
   int jsd_sums(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics const* merged,
-                JsdSums* out) const;
+               JsdSums* out) const;
   int finish(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics const* merged,
-              JsdSums const* sums, int ranks, std::int64_t stride, float* value,
-              Rows gradient) const;
+             JsdSums const* sums, int ranks, std::int64_t stride, float* value,
+             Rows gradient) const;
   int fused(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics* merged, JsdSums* sums,
             float* value, Rows gradient) const;
 
