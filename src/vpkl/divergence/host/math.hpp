@@ -17,6 +17,16 @@ inline float select(bool condition, float a, float b) {
   return bit_cast<float>((bit_cast<std::int32_t>(a) & mask) | (bit_cast<std::int32_t>(b) & ~mask));
 }
 
+/// a·b + c, fused where the target of the build has the instruction. Written out, since contraction
+/// by the compiler would depend on what it inlines where.
+inline float multiply_add(float a, float b, float c) {
+#ifdef __FMA__
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 inline float at_least(float x, float low) { return select(x > low, x, low); }
 inline float at_most(float x, float high) { return select(x < high, x, high); }
 
@@ -24,16 +34,17 @@ inline float at_most(float x, float high) { return select(x < high, x, high); }
 /// Range reduction of Cody and Waite, polynomial of Cephes' expf (S. L. Moshier).
 inline float exp_nonpositive(float x) {
   x = at_least(x, -104.0f);
-  float const shifted = x * 1.44269504088896341f + 12582912.0f;  // 1.5 · 2^23: rounds to nearest
+  // Adding 1.5 · 2^23 rounds to the nearest integer.
+  float const shifted = multiply_add(x, 1.44269504088896341f, 12582912.0f);
   float const n = shifted - 12582912.0f;
-  float const r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float const r = multiply_add(n, 2.12194440e-4f, multiply_add(n, -0.693359375f, x));
   float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+  p = multiply_add(p, r, 1.3981999507e-3f);
+  p = multiply_add(p, r, 8.3334519073e-3f);
+  p = multiply_add(p, r, 4.1665795894e-2f);
+  p = multiply_add(p, r, 1.6666665459e-1f);
+  p = multiply_add(p, r, 5.0000001201e-1f);
+  p = multiply_add(p, r * r, r) + 1.0f;
   // 2^n in two factors, so that subnormal results round once.
   std::int32_t const k = bit_cast<std::int32_t>(shifted) - 0x4b400000;
   std::int32_t const low = k >> 1, high = k - low;
@@ -45,12 +56,12 @@ inline float expm1_nonpositive(float x) {
   // Taylor to x^7 on [-0.35, 0]: the next term is below 2^-26 relative.
   float const small = at_least(x, -0.35f);
   float p = 1.9841270e-4f;
-  p = p * small + 1.3888889e-3f;
-  p = p * small + 8.3333333e-3f;
-  p = p * small + 4.1666667e-2f;
-  p = p * small + 1.6666667e-1f;
-  p = p * small + 0.5f;
-  p = p * (small * small) + small;
+  p = multiply_add(p, small, 1.3888889e-3f);
+  p = multiply_add(p, small, 8.3333333e-3f);
+  p = multiply_add(p, small, 4.1666667e-2f);
+  p = multiply_add(p, small, 1.6666667e-1f);
+  p = multiply_add(p, small, 0.5f);
+  p = multiply_add(p, small * small, small);
   float const large = exp_nonpositive(x) - 1.0f;
   return select(x > -0.35f, p, large);
 }
@@ -63,10 +74,13 @@ inline float log_with_rest(float w, float rest) {
   float const f = bit_cast<float>(bits - (e << 23));
   float const u = (f - 1.0f) / (f + 1.0f);
   float const v = u * u;
-  float const series =
-      u * (2.0f + v * (0.66666667f + v * (0.4f + v * (0.28571429f + v * 0.22222222f))));
+  float series = 0.22222222f;
+  series = multiply_add(series, v, 0.28571429f);
+  series = multiply_add(series, v, 0.4f);
+  series = multiply_add(series, v, 0.66666667f);
+  series = u * multiply_add(series, v, 2.0f);
   float const n = static_cast<float>(e);
-  return n * 0.693359375f + (series + (rest / w - n * 2.12194440e-4f));
+  return multiply_add(n, 0.693359375f, series + multiply_add(n, -2.12194440e-4f, rest / w));
 }
 
 /// log(c' + c e^x) for x <= 0, where c' = 1 - c > 0: the log of a mixture of e^0 and e^x, relative
