@@ -14,8 +14,10 @@ struct ConvertRows {
   To* to;
   RowIndex to_index;
   std::int64_t columns;
+  float const* weight;
 
   void operator()(std::int64_t row) const {
+    if (weight && weight[row] == 0) return;
     From const* const source = from + from_index(row);
     To* const target = to + to_index(row);
     if constexpr (std::is_same<From, To>::value) {
@@ -43,10 +45,10 @@ struct ZeroRows {
 }  // namespace
 
 template <class ExecutionSpace>
-void copy_rows(ExecutionSpace const& exec, char const* label, ConstRows const& from,
-               std::int64_t from_first, Rows const& to, std::int64_t to_first,
-               std::int64_t columns) {
-  if (from.index.count == 0 || columns == 0) return;
+int copy_rows(ExecutionSpace const& exec, char const* label, ConstRows const& from,
+              std::int64_t from_first, Rows const& to, std::int64_t to_first, std::int64_t columns,
+              float const* weight) {
+  if (from.index.count == 0 || columns == 0) return 0;
   dispatch(from.type, [&](auto source) {
     dispatch(to.type, [&](auto target) {
       using From = decltype(source);
@@ -54,9 +56,10 @@ void copy_rows(ExecutionSpace const& exec, char const* label, ConstRows const& f
       Kokkos::parallel_for(
           label, RangePolicy64<ExecutionSpace>(exec, 0, from.index.count),
           ConvertRows<From, To>{static_cast<From const*>(from.data) + from_first, from.index,
-                                static_cast<To*>(to.data) + to_first, to.index, columns});
+                                static_cast<To*>(to.data) + to_first, to.index, columns, weight});
     });
   });
+  return 1;
 }
 
 template <class ExecutionSpace>
@@ -67,9 +70,9 @@ void zero_rows(ExecutionSpace const& exec, char const* label, Rows const& rows,
                        ZeroRows{rows, selected});
 }
 
-#define VPKL_INSTANTIATE(Exec)                                                                   \
-  template void copy_rows(Exec const&, char const*, ConstRows const&, std::int64_t, Rows const&, \
-                          std::int64_t, std::int64_t);                                           \
+#define VPKL_INSTANTIATE(Exec)                                                                  \
+  template int copy_rows(Exec const&, char const*, ConstRows const&, std::int64_t, Rows const&, \
+                         std::int64_t, std::int64_t, float const*);                             \
   template void zero_rows(Exec const&, char const*, Rows const&, std::uint8_t const*);
 VPKL_FOREACH_HOST_SPACE(VPKL_INSTANTIATE)
 #undef VPKL_INSTANTIATE

@@ -11,10 +11,12 @@ namespace vpkl::impl {
 
 /// \brief Enqueues `to[row][to_first + c] = from[row][from_first + c]` for c < columns.
 /// Equal types are copied bit by bit; others go through float and round to nearest even.
+/// \param[in] weight one a row, or null; rows of weight 0 are neither read nor written
+/// \return number of kernels launched
 template <class ExecutionSpace>
-void copy_rows(ExecutionSpace const& exec, char const* label, ConstRows const& from,
-               std::int64_t from_first, Rows const& to, std::int64_t to_first,
-               std::int64_t columns);
+int copy_rows(ExecutionSpace const& exec, char const* label, ConstRows const& from,
+              std::int64_t from_first, Rows const& to, std::int64_t to_first, std::int64_t columns,
+              float const* weight = nullptr);
 
 /// \brief Enqueues zeros to all `width` columns of the rows whose `selected` entry is not 0.
 /// \param[in] selected one byte a row in the execution space's memory
@@ -24,8 +26,8 @@ void zero_rows(ExecutionSpace const& exec, char const* label, Rows const& rows,
 
 #ifdef VPKL_ENABLE_CUDA
 template <>
-void copy_rows(Kokkos::Cuda const&, char const*, ConstRows const&, std::int64_t, Rows const&,
-               std::int64_t, std::int64_t);
+int copy_rows(Kokkos::Cuda const&, char const*, ConstRows const&, std::int64_t, Rows const&,
+              std::int64_t, std::int64_t, float const*);
 template <>
 void zero_rows(Kokkos::Cuda const&, char const*, Rows const&, std::uint8_t const*);
 
