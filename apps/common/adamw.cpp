@@ -11,7 +11,9 @@ template <class T>
 struct CopyToMasters {
   T const* weights;
   float* masters;
-  void operator()(std::int64_t i) const { masters[i] = ElementTraits<T>::to_float(weights[i]); }
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    masters[i] = ElementTraits<T>::to_float(weights[i]);
+  }
 };
 
 template <class T>
@@ -22,7 +24,7 @@ struct Step {
   float *master, *first, *second;
   T* weight;
 
-  void operator()(std::int64_t i) const {
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
     float const g = gradient[i];
     first[i] = beta1 * first[i] + (1.0f - beta1) * g;
     second[i] = beta2 * second[i] + (1.0f - beta2) * g * g;

@@ -44,7 +44,7 @@ class JsonConfig : public CLI::Config {
 struct Texts {
   std::string implementation = "all", route, mode = "replay", plan = "rows",
               divergence = "forward_kl", normalization = "token_mean", logits_type = "fp32",
-              cache_mode = "all";
+              cache_mode = "all", transfer_engine = "automatic";
   std::int64_t pipeline_parallel = 1, sequence_parallel = 1;
 };
 
@@ -81,6 +81,8 @@ void define(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--loss-scale", o.loss_scale, "Factor on gradients until the update")
       ->capture_default_str();
   app.add_option("--logits-type", t.logits_type, "fp32, bf16 or fp16")->capture_default_str();
+  app.add_option("--transfer-engine", t.transfer_engine,
+                 "automatic, pageable, staged, pinned_rows, pinned_2d or mapped (devices only)");
   app.add_option("--cache-mode", t.cache_mode, "all rows, or only response rows")
       ->capture_default_str();
   app.add_option("--cache-budget", o.cache_budget, "Bytes of the teacher cache; 0: what is free")
@@ -156,6 +158,8 @@ void finish(Options& o, Texts const& t) {
   o.normalization =
       flag("--normalization", [&] { return normalization_from_string(t.normalization); });
   o.logits_type = flag("--logits-type", [&] { return element_type_from_string(t.logits_type); });
+  o.transfer_engine =
+      flag("--transfer-engine", [&] { return transfer_engine_from_string(t.transfer_engine); });
   o.cache_mode = flag("--cache-mode", [&] { return cache_mode_from_string(t.cache_mode); });
   if (o.cache_mode == CacheMode::hidden)
     throw InvalidArgument("--cache-mode is hidden, expected all or response");
@@ -194,6 +198,7 @@ nlohmann::json Options::describe() const {
           {"loss_scale", loss_scale},
           {"logits_type", to_string(logits_type)},
           {"cache_mode", to_string(cache_mode)},
+          {"transfer_engine", to_string(transfer_engine)},
           {"cache_budget", cache_budget},
           {"data_parallel", data_parallel},
           {"batch_size", batch_size},

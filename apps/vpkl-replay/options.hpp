@@ -30,6 +30,7 @@ struct Options {
   double loss_scale = 1;
   ElementType logits_type = ElementType::fp32;
   CacheMode cache_mode = CacheMode::all;
+  TransferEngine transfer_engine = TransferEngine::automatic;
   std::size_t cache_budget = 0;
 
   int data_parallel = 1;

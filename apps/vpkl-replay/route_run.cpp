@@ -17,7 +17,7 @@ namespace {
 struct ScaleAndTest {
   float* gradient;
   float factor;
-  void operator()(std::int64_t i, std::int64_t& bad) const {
+  KOKKOS_FUNCTION void operator()(std::int64_t i, std::int64_t& bad) const {
     gradient[i] *= factor;
     if (!std::isfinite(gradient[i])) ++bad;
   }
@@ -82,6 +82,7 @@ RouteRun::RouteRun(Exec const& exec, ProcessGrid const& grid, Rollouts const& ro
   TeacherCache<Exec>::Options cache;
   cache.mode = options_.cache_mode;
   cache.memory_budget = options_.cache_budget;
+  cache.engine = options_.transfer_engine;
   cache_ = std::make_unique<TeacherCache<Exec>>(tensor_, cache);
   StreamedLoss<Exec>::Options loss;
   loss.divergence = options_.divergence;

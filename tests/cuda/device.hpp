@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,14 +18,21 @@ namespace vpkl::test {
 /// A stream and the execution space instance on it.
 class Stream {
  public:
-  Stream() { VPKL_CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-  ~Stream() { (void)cudaStreamDestroy(stream_); }
+  Stream() {
+    VPKL_CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    exec_ = std::make_unique<Kokkos::Cuda>(stream_);
+  }
+  ~Stream() {
+    exec_.reset();
+    (void)cudaStreamDestroy(stream_);
+  }
   Stream(Stream const&) = delete;
   Stream& operator=(Stream const&) = delete;
-  Kokkos::Cuda exec() const { return Kokkos::Cuda(stream_); }
+  Kokkos::Cuda const& exec() const { return *exec_; }
 
  private:
   cudaStream_t stream_ = nullptr;
+  std::unique_ptr<Kokkos::Cuda> exec_;  ///< one for good: the last of its copies waits as it dies
 };
 
 /// Keeps a stream busy for a number of milliseconds.

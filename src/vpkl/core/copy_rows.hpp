@@ -26,8 +26,8 @@ void zero_rows(ExecutionSpace const& exec, char const* label, Rows const& rows,
 
 #ifdef VPKL_ENABLE_CUDA
 template <>
-void copy_rows(Kokkos::Cuda const&, char const*, ConstRows const&, std::int64_t, Rows const&,
-               std::int64_t, std::int64_t);
+int copy_rows(Kokkos::Cuda const&, char const*, ConstRows const&, std::int64_t, Rows const&,
+              std::int64_t, std::int64_t, float const*);
 template <>
 void zero_rows(Kokkos::Cuda const&, char const*, Rows const&, std::uint8_t const*);
 

@@ -22,7 +22,7 @@ constexpr std::int64_t largest_pitch = std::numeric_limits<std::int32_t>::max();
 /// Below this many bytes a copy its fixed cost shows, and a kernel reading the bus is faster.
 constexpr std::int64_t worth_a_copy = std::int64_t(1) << 20;
 /// Thread blocks of a kernel on mapped memory: enough to fill the bus.
-constexpr int mapped_teams = 132;
+constexpr int mapped_teams = 528;
 
 /// Two nested regular strides on either side of a copy, in bytes.
 struct Group {
@@ -149,10 +149,12 @@ class PinnedRowStore final : public RowStore<Kokkos::Cuda> {
       std::vector<Piece> pieces;
       pieces.reserve(static_cast<std::size_t>(count));
       std::int64_t const size = static_cast<std::int64_t>(size_of(type_));
-      for (std::int64_t slot = 0; slot < count; ++slot)
+      for (std::int64_t slot = 0; slot < count; ++slot) {
+        std::int64_t const slab = slab_of(slot);
         pieces.push_back({static_cast<unsigned char const*>(rows.data) +
                               rows.index(listed ? (*listed)[slot] : slot) * size,
-                          address(slot), slot / rows_per_slab_});
+                          address(slot, slab), slab});
+      }
       auto const groups = groups_of(pieces, row_bytes());
       by_kernel = scattered(count, groups.size());
       if (!by_kernel)
@@ -175,12 +177,21 @@ class PinnedRowStore final : public RowStore<Kokkos::Cuda> {
       std::vector<Piece> pieces;
       pieces.reserve(slots.size());
       std::int64_t const size = static_cast<std::int64_t>(size_of(type_));
-      for (std::size_t row = 0; row < slots.size(); ++row)
-        if (slots[row] >= 0)
-          pieces.push_back({address(slots[row]),
-                            static_cast<unsigned char*>(out.data) +
-                                out.index(static_cast<std::int64_t>(row)) * size,
-                            slots[row] / rows_per_slab_});
+      // Positions row by row: a division each would take longer than the driver's call.
+      auto* outer = static_cast<unsigned char*>(out.data);
+      std::int64_t inner = 0;
+      for (std::int64_t const slot : slots) {
+        if (inner == out.index.inner) {
+          inner = 0;
+          outer += out.index.outer_stride * size;
+        }
+        if (slot >= 0) {
+          std::int64_t const slab = slab_of(slot);
+          pieces.push_back(
+              {address(slot, slab), outer + inner * out.index.inner_stride * size, slab});
+        }
+        ++inner;
+      }
       fetch_by_copies(exec, slots, out, pieces);
     }
     used_by(stream);
@@ -191,9 +202,12 @@ class PinnedRowStore final : public RowStore<Kokkos::Cuda> {
  private:
   std::int64_t row_bytes() const { return width_ * static_cast<std::int64_t>(size_of(type_)); }
 
-  unsigned char* address(std::int64_t slot) const {
-    return slabs_[static_cast<std::size_t>(slot / rows_per_slab_)].data() +
-           (slot % rows_per_slab_) * pitch_ * static_cast<std::int64_t>(size_of(type_));
+  std::int64_t slab_of(std::int64_t slot) const {
+    return slabs_.size() == 1 ? 0 : slot / rows_per_slab_;
+  }
+  unsigned char* address(std::int64_t slot, std::int64_t slab) const {
+    return slabs_[static_cast<std::size_t>(slab)].data() +
+           (slot - slab * rows_per_slab_) * pitch_ * static_cast<std::int64_t>(size_of(type_));
   }
 
   bool scattered(std::int64_t rows, std::size_t groups) const {
