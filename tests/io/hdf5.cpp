@@ -28,6 +28,13 @@ std::uint64_t chunk_bytes(Hdf5Dataset const& dataset) {
 
 class hdf5 : public testing::Test {
  protected:
+  /// A file made past vpkl's own layer.
+  hid_t create_raw(H5F_libver_t format) const {
+    hid_t const access = H5Pcreate(H5P_FILE_ACCESS);
+    H5Pset_libver_bounds(access, format, H5F_LIBVER_V110);
+    return H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access);
+  }
+
   TemporaryDirectory directory;
   std::string path = directory / "x.h5";
 };
@@ -105,7 +112,7 @@ TEST_F(hdf5, other_types_are_refused) {
   H5Tset_size(bad_fields, 2);
   std::vector<hid_t> const types{bad_bias,      big_endian,    bad_fields,
                                  H5T_STD_U16LE, H5T_STD_I32BE, H5T_STD_I8LE};
-  hid_t const raw = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+  hid_t const raw = create_raw(H5F_LIBVER_V110);
   hsize_t const extent = 4;
   hid_t const space = H5Screate_simple(1, &extent, nullptr);
   for (std::size_t i = 0; i < types.size(); ++i) {
@@ -256,6 +263,14 @@ TEST_F(hdf5, the_callers_error_printing_is_restored) {
   EXPECT_EQ(data, this);
 }
 
+TEST_F(hdf5, formats_without_checksums_of_metadata_are_refused) {
+  for (H5F_libver_t const format : {H5F_LIBVER_EARLIEST, H5F_LIBVER_V18}) {
+    H5Fclose(create_raw(format));
+    EXPECT_TRUE(mentions(message_of<FileError>([&] { Hdf5File::open(path); }), path,
+                         "older than 1.10", "h5repack"));
+  }
+}
+
 TEST_F(hdf5, a_locked_file_opens) {
   Hdf5File::create(path).close();
   int const other = open(path.c_str(), O_RDWR);
@@ -265,7 +280,7 @@ TEST_F(hdf5, a_locked_file_opens) {
 }
 
 TEST_F(hdf5, a_chunk_of_a_gibibyte_is_refused) {
-  hid_t const raw = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+  hid_t const raw = create_raw(H5F_LIBVER_V110);
   hsize_t const extent = std::uint64_t{1} << 28;
   hid_t const space = H5Screate_simple(1, &extent, nullptr);
   hid_t const creation = H5Pcreate(H5P_DATASET_CREATE);
@@ -278,7 +293,7 @@ TEST_F(hdf5, a_chunk_of_a_gibibyte_is_refused) {
 }
 
 TEST_F(hdf5, links_out_of_the_file_are_refused) {
-  hid_t const raw = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+  hid_t const raw = create_raw(H5F_LIBVER_V110);
   H5Lcreate_external("other.h5", "/x", raw, "outside", H5P_DEFAULT, H5P_DEFAULT);
   H5Fclose(raw);
   Hdf5File const file = Hdf5File::open(path);
@@ -287,7 +302,7 @@ TEST_F(hdf5, links_out_of_the_file_are_refused) {
 }
 
 TEST_F(hdf5, circular_groups_end) {
-  hid_t const raw = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+  hid_t const raw = create_raw(H5F_LIBVER_V110);
   hid_t const group = H5Gcreate2(raw, "a", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
   H5Lcreate_hard(raw, "/", group, "up", H5P_DEFAULT, H5P_DEFAULT);
   H5Gclose(group);

@@ -450,8 +450,17 @@ Hdf5File Hdf5File::open(std::string const& path) {
   Hdf5Id const access = file_access(path);
   Hdf5Id const driver = register_read_driver();
   check(H5Pset_driver(access.get(), driver.get(), nullptr), path, "cannot set the file driver");
-  return {path, own<H5Fclose>(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), path,
-                              "cannot open as HDF5 file")};
+  Hdf5File file(path, own<H5Fclose>(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), path,
+                                    "cannot open as HDF5 file"));
+  H5F_info2_t info{};
+  check(H5Fget_info2(file.id_.get(), &info), path, "cannot read its version");
+  if (info.super.version < 3) {
+    throw FileError(path +
+                    ": is in an HDF5 format older than 1.10, whose metadata has no checksums; "
+                    "convert it with h5repack --low=2 --high=2, or write it from h5py with "
+                    "libver=(\"v110\", \"v110\")");
+  }
+  return file;
 }
 
 bool Hdf5File::exists(std::string const& object) const {

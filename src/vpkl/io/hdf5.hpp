@@ -126,7 +126,8 @@ class Hdf5File {
   static Hdf5File create(std::string const& path);
 
   /// \brief Opens a file for reading, with file locking off.
-  /// \throws FileError if the file is missing, truncated, not HDF5 or still being written
+  /// \throws FileError if the file is missing, truncated, not HDF5, still being written, or in a
+  /// format older than 1.10: without checksums of its metadata, HDF5 crashes on damaged files
   static Hdf5File open(std::string const& path);
 
   std::string const& path() const { return path_; }
