@@ -243,15 +243,20 @@ TYPED_TEST(DivergenceCases, CommonPrefix) {
   options.route = Route::dense;
   options.max_rows = 1;
   DivergencePlan<TypeParam> plan(this->exec, this->comm, shard, options);
-  using Logits = Kokkos::View<float**, Kokkos::LayoutRight, Kokkos::HostSpace>;
+  using Memory = typename TypeParam::memory_space;
+  using Logits = Kokkos::View<float**, Kokkos::LayoutRight, Memory>;
   Logits student("student", 1, 4), teacher("teacher", 1, 6), gradient("gradient", 1, 4);
-  float const t[] = {2, 1, 0, -1, 9, 9};
+  Kokkos::View<float*, Memory> value("value", 1);
+  auto const t = Kokkos::create_mirror_view(teacher);
+  float const logits[] = {2, 1, 0, -1, 9, 9};
   for (int c = 0; c < 6; ++c)
-    teacher(0, c) = t[c];
-  float value = 0;
-  plan.execute(this->exec, const_rows(student), const_rows(teacher), nullptr, &value,
+    t(0, c) = logits[c];
+  Kokkos::deep_copy(teacher, t);
+  plan.execute(this->exec, const_rows(student), const_rows(teacher), nullptr, value.data(),
                rows(gradient));
-  EXPECT_NEAR(value, 0.438757397144, 1e-6);
+  this->exec.fence();
+  auto const got = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), value);
+  EXPECT_NEAR(got(0), 0.438757397144, 1e-6);
 }
 
 // Case 7: gradient of F2 over two ranks; its sum over all ranks is 0.

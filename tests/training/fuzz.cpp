@@ -83,6 +83,7 @@ TYPED_TEST(StreamedLossFuzz, against_the_oracle) {
                                          seed + static_cast<std::uint64_t>(i), batch.batch,
                                          batch.length, setup.describe());
     SCOPED_TRACE(what);
+    FloatingPointTraps const traps;
     Streamed const streamed = run_streamed(this->exec, this->comm, batch, setup);
     batch.problem.round();
     if (setup.store_type) batch.problem.teacher_type = *setup.store_type;
