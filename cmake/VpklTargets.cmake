@@ -34,6 +34,7 @@ if(VPKL_ENABLE_MPI)
   endif()
 endif()
 
+# Ranks and threads outnumber cores here: waiting threads sleep.
 # vpkl_add_test(NAME n SOURCES ... [LIBRARIES ...] [RANKS 1 2 3 4] [TIMEOUT s] [MAIN custom])
 # One GoogleTest binary; with RANKS it runs under MPI once for each size.
 function(vpkl_add_test)
@@ -56,11 +57,11 @@ function(vpkl_add_test)
         continue()
       endif()
       set_tests_properties(${arg_NAME}_np${ranks} PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS 2
-                           ENVIRONMENT "OMP_NUM_THREADS=2;OMP_PROC_BIND=false")
+                           ENVIRONMENT "OMP_NUM_THREADS=2;OMP_PROC_BIND=false;OMP_WAIT_POLICY=passive")
     endforeach()
   else()
     add_test(NAME ${arg_NAME} COMMAND ${arg_NAME})
     set_tests_properties(${arg_NAME} PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS 2
-                         ENVIRONMENT "OMP_NUM_THREADS=2;OMP_PROC_BIND=false")
+                         ENVIRONMENT "OMP_NUM_THREADS=2;OMP_PROC_BIND=false;OMP_WAIT_POLICY=passive")
   endif()
 endfunction()

@@ -71,7 +71,7 @@ inline float log_with_rest(float w, float rest) {
   // w = 2^e · f, f in [√½, √2); log f = 2 atanh(u), u = (f-1)/(f+1), |u| < 0.172
   std::int32_t const bits = bit_cast<std::int32_t>(w);
   std::int32_t const e = (bits - 0x3f3504f3) >> 23;
-  float const f = bit_cast<float>(bits - (e << 23));
+  float const f = bit_cast<float>(bits - e * (1 << 23));
   float const u = (f - 1.0f) / (f + 1.0f);
   float const v = u * u;
   float series = 0.22222222f;
