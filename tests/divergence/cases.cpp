@@ -400,6 +400,7 @@ class Reservation {
 
 // Case 16: offsets beyond 2^31 and, for the strided form, beyond 2^32 elements.
 TYPED_TEST(DivergenceCases, RowsFarApart) {
+  if (!vpkl::impl::is_host_space<TypeParam>) GTEST_SKIP() << "reserves host memory";
   std::int64_t const vocabulary = 151936;
   auto const bounds = even_bounds(vocabulary, this->comm.size());
   std::int64_t const width = bounds[this->comm.rank() + 1] - bounds[this->comm.rank()];

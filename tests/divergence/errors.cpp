@@ -26,7 +26,7 @@ class DivergenceErrors : public CollectiveTest<Exec> {
 
   struct Call {
     ConstRows student, teacher;
-    std::vector<float> value_memory = std::vector<float>(max_rows);
+    DeviceArray<Exec, float> value_memory{"vpkl_test::value", max_rows};
     float* value = value_memory.data();
     Rows gradient;
     std::exception_ptr error;
@@ -71,8 +71,8 @@ class DivergenceErrors : public CollectiveTest<Exec> {
     Call call;
     prepare(route, call);
     EXPECT_NO_THROW(execute(plan, call));
-    for (int r = 0; r < 3; ++r)
-      EXPECT_EQ(call.value[r], 0.0f);
+    for (float value : to_host(call.value_memory))
+      EXPECT_EQ(value, 0.0f);
   }
 
   /// `spoil` the call of one rank after the other: all throw `Error`, and the plan still works.
@@ -101,7 +101,8 @@ class DivergenceErrors : public CollectiveTest<Exec> {
     expect_works(plan, Route::dense);
   }
 
-  std::vector<float> student_ = std::vector<float>(1000), teacher_ = student_, gradient_ = student_;
+  DeviceArray<Exec, float> student_{"vpkl_test::student", 1000},
+      teacher_{"vpkl_test::teacher", 1000}, gradient_{"vpkl_test::gradient", 1000};
 };
 TYPED_TEST_SUITE(DivergenceErrors, ExecutionSpaces, SpaceNames);
 

@@ -326,7 +326,7 @@ TYPED_TEST(DivergenceProperties, row_offsets) {
   std::int64_t const width = bounds[this->comm.rank() + 1] - begin;
   std::int64_t const picks[] = {3, 0, 3, 4, 1, 1, 2};
   std::int64_t const calls = 7;
-  std::vector<float> student(7000, nan_value), teacher(7000, nan_value), gradient(7000, nan_value);
+  std::vector<float> student(7000, nan_value), teacher = student;
   std::vector<std::int64_t> from, to;
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t c = 0; c < width; ++c) {
@@ -348,18 +348,23 @@ TYPED_TEST(DivergenceProperties, row_offsets) {
   options.max_rows = calls;
   DivergencePlan<TypeParam> plan(this->exec, this->comm, VocabShard::make(this->comm, spec),
                                  options);
-  auto const index = [calls](std::vector<std::int64_t> const& offsets) {
+  auto const index = [calls](DeviceArray<TypeParam, std::int64_t> const& offsets) {
     RowIndex out;
     out.count = calls;
     out.offsets = offsets.data();
     return out;
   };
-  std::vector<float> value(calls);
-  plan.execute(this->exec,
-               ConstRows{student.data() + 1000, ElementType::fp32, width, index(student_offsets)},
-               ConstRows{teacher.data(), ElementType::fp32, width, index(teacher_offsets)}, nullptr,
-               value.data(),
-               Rows{gradient.data(), ElementType::fp32, width, index(gradient_offsets)});
+  auto const s = to_device<TypeParam>(student), t = to_device<TypeParam>(teacher),
+             g = to_device<TypeParam>(std::vector<float>(7000, nan_value));
+  auto const s_offsets = to_device<TypeParam>(student_offsets),
+             t_offsets = to_device<TypeParam>(teacher_offsets),
+             g_offsets = to_device<TypeParam>(gradient_offsets);
+  DeviceArray<TypeParam, float> const values("vpkl_test::values", calls);
+  plan.execute(this->exec, ConstRows{s.data() + 1000, ElementType::fp32, width, index(s_offsets)},
+               ConstRows{t.data(), ElementType::fp32, width, index(t_offsets)}, nullptr,
+               values.data(), Rows{g.data(), ElementType::fp32, width, index(g_offsets)});
+  vpkl::impl::fence(this->exec, "vpkl_test::row_offsets");
+  auto const value = to_host(values), gradient = to_host(g);
   std::int64_t written = 0;
   for (std::int64_t i = 0; i < calls; ++i) {
     EXPECT_EQ(value[i], want.value[picks[i]]);
@@ -394,26 +399,32 @@ TYPED_TEST(DivergenceProperties, nothing_to_do) {
 
 // Case 35: a view with a row stride above its width works, a transposed one is refused.
 TYPED_TEST(DivergenceProperties, views) {
-  using Wide = Kokkos::View<float**, Kokkos::LayoutRight, Kokkos::HostSpace>;
-  Wide memory("memory", 3, 9), teacher("teacher", 3, 4), gradient("gradient", 3, 4);
-  auto const student = Kokkos::subview(memory, Kokkos::ALL, std::make_pair(2, 6));
-  Kokkos::deep_copy(memory, nan_value);
-  float const s[] = {0, 1, 2, 3}, t[] = {2, 0, 0, 1};
+  using Wide = Kokkos::View<float**, Kokkos::LayoutRight, typename TypeParam::memory_space>;
+  Wide const memory("memory", 3, 9), teacher("teacher", 3, 4), gradient("gradient", 3, 4);
+  DeviceArray<TypeParam, float> const values("value", 3);
+  auto const s = Kokkos::create_mirror_view(memory);
+  auto const t = Kokkos::create_mirror_view(teacher);
+  Kokkos::deep_copy(s, nan_value);
+  float const student_logits[] = {0, 1, 2, 3}, teacher_logits[] = {2, 0, 0, 1};
   for (int r = 0; r < 3; ++r)
     for (int c = 0; c < 4; ++c) {
-      student(r, c) = s[c];
-      teacher(r, c) = t[c];
+      s(r, 2 + c) = student_logits[c];
+      t(r, c) = teacher_logits[c];
     }
+  Kokkos::deep_copy(memory, s);
+  Kokkos::deep_copy(teacher, t);
+  auto const student = Kokkos::subview(memory, Kokkos::ALL, std::make_pair(2, 6));
   typename DivergencePlan<TypeParam>::Options options;
   options.route = Route::dense;
   options.max_rows = 3;
   DivergencePlan<TypeParam> plan(this->exec, this->comm, VocabShard::whole(4), options);
-  float value[3];
-  plan.execute(this->exec, const_rows(student), const_rows(teacher), nullptr, value,
+  plan.execute(this->exec, const_rows(student), const_rows(teacher), nullptr, values.data(),
                rows(gradient));
+  vpkl::impl::fence(this->exec, "vpkl_test::views");
+  auto const value = to_host(values), g = to_host(gradient);
   for (int r = 0; r < 3; ++r) {
     EXPECT_NEAR(value[r], 1.470155270587, 1e-6);
-    EXPECT_NEAR(gradient(r, 0), -0.578237, 1e-6);
+    EXPECT_NEAR(g[4 * r], -0.578237, 1e-6);
   }
   Kokkos::View<float**, Kokkos::LayoutLeft, Kokkos::HostSpace> const transposed("transposed", 3, 4);
   EXPECT_THROW(const_rows(transposed), InvalidArgument);

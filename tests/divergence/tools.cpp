@@ -83,8 +83,9 @@ TYPED_TEST(DivergenceTools, labels_and_counters) {
         std::int64_t const begin = dense ? 0 : bounds[this->comm.rank()];
         std::int64_t const width = (dense ? vocabulary : bounds[this->comm.rank() + 1]) - begin;
         std::int64_t const teacher_width = route == Route::gathered ? vocabulary : width;
-        std::vector<float> student(width * rows), teacher(teacher_width * rows),
-            gradient(width * rows), value(rows);
+        DeviceArray<TypeParam, float> const student("vpkl_test::student", width * rows),
+            teacher("vpkl_test::teacher", teacher_width * rows),
+            gradient("vpkl_test::gradient", width * rows), value("vpkl_test::value", rows);
         VocabShard::Spec spec;
         spec.vocabulary = vocabulary;
         spec.begin = begin;
@@ -132,8 +133,8 @@ TYPED_TEST(DivergenceTools, ranges_close_when_an_exception_leaves) {
     options.max_rows = 1;
     DivergencePlan<TypeParam> plan(this->exec, this->comm, VocabShard::make(this->comm, spec),
                                    options);
-    std::vector<float> logits(40);
-    float value = 0;
+    DeviceArray<TypeParam, float> const logits("vpkl_test::logits", 40),
+        value("vpkl_test::value", 1);
     std::int64_t const teacher_width = route == Route::gathered ? 40 : width;
     Listening const listening;
     EXPECT_THROW(plan.execute(this->exec,
@@ -141,7 +142,7 @@ TYPED_TEST(DivergenceTools, ranges_close_when_an_exception_leaves) {
                                         ElementType::fp32, width, RowIndex::strided(1, width)},
                               ConstRows{logits.data(), ElementType::fp32, teacher_width,
                                         RowIndex::strided(1, teacher_width)},
-                              nullptr, &value, Rows{}),
+                              nullptr, value.data(), Rows{}),
                  InvalidArgument);
     EXPECT_EQ(seen.depth, 0);
     EXPECT_FALSE(seen.underflow);

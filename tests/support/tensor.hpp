@@ -39,6 +39,26 @@ inline float rounded(ElementType type, float value) {
 
 inline bool holds_exactly(ElementType type, float value) { return rounded(type, value) == value; }
 
+/// Elements in the memory of an execution space, and back.
+template <class Exec, class T>
+using DeviceArray = Kokkos::View<T*, typename Exec::memory_space>;
+
+template <class Exec, class T>
+DeviceArray<Exec, T> to_device(std::vector<T> const& host) {
+  DeviceArray<Exec, T> device(
+      Kokkos::view_alloc("vpkl_test::to_device", Kokkos::WithoutInitializing), host.size());
+  Kokkos::deep_copy(device, Kokkos::View<T const*, Kokkos::HostSpace, Kokkos::MemoryUnmanaged>(
+                                host.data(), host.size()));
+  return device;
+}
+
+template <class View>
+auto to_host(View const& device) {
+  auto const mirror = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), device);
+  return std::vector<typename View::non_const_value_type>(mirror.data(),
+                                                          mirror.data() + mirror.size());
+}
+
 /// How the positions of rows are told.
 enum class RowForm {
   strided,  ///< one stride
