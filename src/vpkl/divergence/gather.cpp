@@ -26,9 +26,10 @@ struct WriteHeader {
 }  // namespace
 
 template <class ExecutionSpace>
-void write_header(ExecutionSpace const& exec, MessageHeader const& header, void* to) {
+int write_header(ExecutionSpace const& exec, MessageHeader const& header, void* to) {
   Kokkos::parallel_for("vpkl::message_header", RangePolicy64<ExecutionSpace>(exec, 0, 1),
                        WriteHeader{header, static_cast<MessageHeader*>(to)});
+  return 1;
 }
 
 void check_headers(Communicator const& comm, void const* gathered, std::size_t bytes,
@@ -117,8 +118,7 @@ int VocabularyGather<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstR
   impl::MessageHeader header;
   header.error = static_cast<std::int32_t>(error_kind(error));
   header.rows = rows;
-  impl::write_header(exec, header, slot(comm_.rank()));
-  int launched = 0;
+  int launched = impl::write_header(exec, header, slot(comm_.rank()));
   if (!error)
     launched += impl::copy_rows(exec, "vpkl::VocabularyGather::pack", local, 0, body(comm_.rank()),
                                 0, shard_.width(), row_weight);
@@ -131,8 +131,8 @@ int VocabularyGather<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstR
   return launched;
 }
 
-#define VPKL_INSTANTIATE(Exec)                                                      \
-  template void impl::write_header(Exec const&, impl::MessageHeader const&, void*); \
+#define VPKL_INSTANTIATE(Exec)                                                     \
+  template int impl::write_header(Exec const&, impl::MessageHeader const&, void*); \
   template class VocabularyGather<Exec>;
 VPKL_FOREACH_EXECUTION_SPACE(VPKL_INSTANTIATE)
 #undef VPKL_INSTANTIATE

@@ -53,8 +53,9 @@ struct alignas(16) MessageHeader {
 static_assert(sizeof(MessageHeader) == 32, "a header takes the place of one record");
 
 /// \brief Enqueues a header's copy to `to`, memory of `exec`.
+/// \return number of kernels launched
 template <class ExecutionSpace>
-void write_header(ExecutionSpace const& exec, MessageHeader const& header, void* to);
+int write_header(ExecutionSpace const& exec, MessageHeader const& header, void* to);
 
 /// \brief Throws on every rank when a gathered header carries an error or another row count.
 /// \param[in] gathered what Communicator::all_gather returned; messages are `bytes` apart

@@ -228,7 +228,7 @@ void DivergencePlan<ExecutionSpace>::execute_parallel(ExecutionSpace const& exec
     impl::MessageHeader header;
     header.error = static_cast<std::int32_t>(error_kind(error));
     header.rows = rows;
-    impl::write_header(exec, header, own);
+    counters_.kernels += impl::write_header(exec, header, own);
     if (!error) counters_.kernels += kernels_.statistics(exec, job, own + 1);
   }
   {
