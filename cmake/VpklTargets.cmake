@@ -34,9 +34,9 @@ if(VPKL_ENABLE_MPI)
   endif()
 endif()
 
-# Ranks and threads outnumber cores here: waiting threads sleep.
 # vpkl_add_test(NAME n SOURCES ... [LIBRARIES ...] [RANKS 1 2 3 4] [TIMEOUT s] [MAIN custom])
-# One GoogleTest binary; with RANKS it runs under MPI once for each size.
+# One GoogleTest binary; with RANKS it runs under MPI once for each size. Ranks and threads outnumber
+# cores, so waiting threads sleep.
 function(vpkl_add_test)
   cmake_parse_arguments(arg "" "NAME;TIMEOUT" "SOURCES;LIBRARIES;RANKS" ${ARGN})
   if(NOT arg_TIMEOUT)

@@ -39,7 +39,7 @@ struct ConvertTile {
   }
 };
 
-/// Part of a matrix as fp32: converted into `buffer`, which is resized.
+/// Converts between part of a matrix and an fp32 tile of its size.
 template <bool to_tile, class ExecutionSpace>
 void convert(ExecutionSpace const& exec, Matrix const& matrix, std::int64_t first_row,
              std::int64_t first_column, Tile<ExecutionSpace> const& tile) {

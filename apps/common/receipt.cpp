@@ -67,13 +67,22 @@ void write_receipt(std::string const& path, nlohmann::json facts,
 
 int verify_receipts(std::string const& results) {
   int ranks = 1;
+  nlohmann::json first;
   for (int rank = 0; rank < ranks; ++rank) {
     std::string const path = receipt_path(results, rank);
     std::ifstream file(path);
     if (!file) throw FileError(fmt::format("{}: cannot be opened, expected a receipt", path));
     nlohmann::json const receipt = nlohmann::json::parse(file, nullptr, false);
-    if (!receipt.is_object() || !receipt.value("ranks", nlohmann::json()).is_number_integer())
-      throw FileError(fmt::format("{}: not a receipt, expected a JSON object with ranks", path));
+    if (!receipt.is_object() || receipt.value("rank", nlohmann::json()) != rank ||
+        !receipt.value("ranks", nlohmann::json()).is_number_integer() || receipt["ranks"] < 1 ||
+        receipt.value("inputs", nlohmann::json::array()).empty() ||
+        (rank == 0 && receipt.value("outputs", nlohmann::json::array()).empty()))
+      throw FileError(fmt::format(
+          "{}: not the receipt of rank {}, expected rank, ranks, inputs and outputs", path, rank));
+    if (rank == 0) first = receipt;
+    for (char const* same : {"ranks", "configuration", "inputs"})
+      if (receipt.value(same, nlohmann::json()) != first.value(same, nlohmann::json()))
+        throw FileError(fmt::format("{}: {} differ from rank 0's, expected one run", path, same));
     ranks = receipt["ranks"];
     for (char const* list : {"inputs", "outputs"})
       for (auto const& entry : receipt.value(list, nlohmann::json::array())) {

@@ -112,7 +112,8 @@ std::string table(std::vector<RouteSummary> const& routes, Comparison const& com
                     mib(largest(s.ranks, &RankNumbers::fetched_bytes)));
   text +=
       "\nMemory: largest of the ranks. Peak: Kokkos allocations without the cache. Counts: one "
-      "rank, all updates.\n";
+      "rank, "
+      "last repetition, with both evaluations of the fixture.\n";
   if (routes.size() > 1)
     text += fmt::format(
         "Loss of the routes: first update within {:.1e} relative, all updates within {:.1e}.\n",

@@ -36,7 +36,7 @@ struct RouteSummary {
   bool repetitions_equal = true;          ///< losses bitwise the same in all repetitions
   std::int64_t applied = 0, skipped = 0;  ///< measured updates of all repetitions
   double loss_before = 0, loss_after = 0;
-  bool masters_changed = false, teacher_unchanged = true;
+  bool masters_changed = true, teacher_unchanged = true;
   std::vector<RankNumbers> ranks;
 
   double mean() const;

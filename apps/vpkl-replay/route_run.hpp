@@ -50,6 +50,7 @@ class RouteRun {
   /// \brief Collective. Token-mean divergence over every sample of the fixture, values only.
   double evaluate();
 
+  std::size_t parameters() const { return head_gradient_.size(); }
   std::string master_sha256() const;
   std::string teacher_sha256() const;
   RouteCounters counters() const;

@@ -251,6 +251,10 @@ class Refusals(Case):
         with open(path, "a") as file:
             file.write("{}\n")
         self.refused("--verify", "--output-jsonl", path, says=["r.jsonl", "SHA-256"])
+        receipt = pathlib.Path(f"{path}.rank0.receipt.json")
+        for change in ({"ranks": 0}, {"rank": 1}, {"inputs": []}, {"outputs": []}):
+            receipt.write_text(json.dumps({**json.loads(receipt.read_text()), **change}))
+            self.refused("--verify", "--output-jsonl", path, says="not the receipt of rank 0")
         os.remove(f"{path}.rank0.receipt.json")
         self.refused("--verify", "--output-jsonl", path, says="receipt")
 

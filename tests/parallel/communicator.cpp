@@ -88,6 +88,12 @@ TEST_F(CommHost, split_orders_by_key) {
     EXPECT_EQ(told[r][0], (members - 1 - r) * 2 + comm.rank() % 2);
 }
 
+TEST_F(CommHost, a_negative_color_is_refused_by_all) {
+  for (int bad = 0; bad < comm.size(); ++bad)
+    expect_all_throw<InvalidArgument>(comm, [&] { comm.split(comm.rank() == bad ? -1 : 0, 0); },
+                                      {from_rank(comm, bad) + "split: color is -1"});
+}
+
 TEST(Self, is_a_group_of_one) {
   Communicator const self;
   EXPECT_EQ(self.rank(), 0);

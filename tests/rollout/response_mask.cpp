@@ -41,6 +41,15 @@ TEST(pad_rollout, no_special_ids) {
   EXPECT_EQ(r.attention_mask, (Mask{0, 1, 1, 1, 1, 1, 0, 0}));
 }
 
+TEST(pad_rollout, refuses_lengths_and_ids_out_of_range) {
+  EXPECT_THROW(pad_rollout({{7}}, {{5}}, -1, -1, -1), InvalidArgument);
+  EXPECT_THROW(pad_rollout({}, {}, -1, -1, -1), InvalidArgument);
+  EXPECT_THROW(pad_rollout({{7}}, {{5}}, -2, 0), InvalidArgument);
+  EXPECT_THROW(pad_rollout({{7}}, {{5}}, std::int64_t(1) << 31, 0), InvalidArgument);
+  EXPECT_THROW(pad_rollout({{7}}, {{5}}, 0, -2), InvalidArgument);
+  EXPECT_THROW(pad_rollout({{7}}, {{5}}, 0, std::int64_t(1) << 40), InvalidArgument);
+}
+
 TEST(pad_rollout, refuses) {
   EXPECT_TRUE(mentions(message_of<InvalidArgument>([] { pad_rollout({{1}}, {}, 2, 2); }),
                        "1 prompts", "0 generated"));

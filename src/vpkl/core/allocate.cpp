@@ -30,10 +30,45 @@ std::size_t machine_available() {
   return unlimited;
 }
 
-std::size_t left_of(std::string const& limit_file, std::string const& usage_file) {
-  std::size_t const limit = number_in(limit_file), used = number_in(usage_file);
+/// Sum of the named entries of a group's memory.stat.
+std::size_t entries_of(std::string const& path, std::string const& first,
+                       std::string const& second) {
+  std::ifstream file(path);
+  std::string key;
+  std::size_t value = 0, sum = 0;
+  while (file >> key >> value)
+    if (key == first || key == second) sum += value;
+  return sum;
+}
+
+/// What a group may still take; the file cache it holds is given back under pressure.
+std::size_t left_of(std::size_t limit, std::size_t used, std::size_t cache) {
   if (limit == unlimited || used == unlimited) return unlimited;
+  used = used > cache ? used - cache : 0;
   return limit > used ? limit - used : 0;
+}
+
+std::size_t left_of_group_v2(std::string const& folder) {
+  return left_of(number_in(folder + "/memory.max"), number_in(folder + "/memory.current"),
+                 entries_of(folder + "/memory.stat", "inactive_file", "active_file"));
+}
+
+std::size_t left_of_group_v1(std::string const& folder) {
+  return left_of(number_in(folder + "/memory.limit_in_bytes"),
+                 number_in(folder + "/memory.usage_in_bytes"),
+                 entries_of(folder + "/memory.stat", "total_inactive_file", "total_active_file"));
+}
+
+/// Least of a group and all groups above it. Inside a container the group's own folder is often the
+/// mount's root, which comes last.
+template <class Left>
+std::size_t least_up(std::string const& mount, std::string path, Left&& left) {
+  std::size_t least = unlimited;
+  while (true) {
+    least = std::min(least, left(mount + path));
+    if (path.empty()) return least;
+    path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
+  }
 }
 
 /// Path of this process's group in the unified hierarchy, or the named controller's.
@@ -50,18 +85,9 @@ std::string group_path(std::string const& controller) {
 }  // namespace
 
 std::size_t available_host_memory() {
-  std::size_t available = machine_available();
-  // Inside a container the group's own folder is often the mount's root, so both are read.
-  for (std::string const& path : {group_path(""), std::string()}) {
-    std::string const folder = "/sys/fs/cgroup" + path;
-    available = std::min(available, left_of(folder + "/memory.max", folder + "/memory.current"));
-  }
-  for (std::string const& path : {group_path("memory"), std::string()}) {
-    std::string const folder = "/sys/fs/cgroup/memory" + path;
-    available = std::min(
-        available, left_of(folder + "/memory.limit_in_bytes", folder + "/memory.usage_in_bytes"));
-  }
-  return available;
+  return std::min({machine_available(),
+                   least_up("/sys/fs/cgroup", group_path(""), left_of_group_v2),
+                   least_up("/sys/fs/cgroup/memory", group_path("memory"), left_of_group_v1)});
 }
 
 namespace impl {

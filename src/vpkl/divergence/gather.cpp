@@ -63,6 +63,10 @@ VocabularyGather<ExecutionSpace>::VocabularyGather(ExecutionSpace const& exec, C
                                                    VocabShard shard, ElementType type,
                                                    std::int64_t max_rows)
     : comm_(std::move(comm)), shard_(std::move(shard)), type_(type), max_rows_(max_rows) {
+  if (shard_.ranks() != comm_.size() || shard_.rank() != comm_.rank())
+    throw InvalidArgument(fmt::format(
+        "vocabulary gather: the shard is rank {} of {}, the communicator's rank {} of {}",
+        shard_.rank(), shard_.ranks(), comm_.rank(), comm_.size()));
   if (max_rows < 0)
     throw InvalidArgument(
         fmt::format("vocabulary gather: max_rows is {}, expected at least 0", max_rows));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <vpkl/core/error.hpp>
+#include <vpkl/parallel/agreement.hpp>
 #include <vpkl/parallel/communicator.hpp>
 #include <vpkl/parallel/communicator_state.hpp>
 
@@ -55,6 +56,12 @@ void Communicator::set_timeout(std::chrono::milliseconds timeout) {
 }
 
 Communicator Communicator::split(int color, int key) const {
+  Agreement("split")
+      .check([&] {
+        if (color < 0)
+          throw InvalidArgument(fmt::format("split: color is {}, expected at least 0", color));
+      })
+      .exchange(*this);
   auto state = std::make_shared<State>();
   state->timeout = state_->timeout;
   guarded([&](Transport& t) { state->transport = t.split(color, key); });

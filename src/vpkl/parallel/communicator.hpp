@@ -57,6 +57,7 @@ class Communicator {
   std::chrono::milliseconds timeout() const;
 
   /// \brief Collective. Sub-group of ranks with equal `color`, ordered by `key`.
+  /// \throws InvalidArgument on every rank for a negative color
   Communicator split(int color, int key) const;
 
   /// \brief Gathers `bytes` of every rank in rank order, from and to memory of `exec`.

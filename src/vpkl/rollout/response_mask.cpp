@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 namespace vpkl {
 namespace {
@@ -29,6 +31,13 @@ PaddedRollout pad_rollout(std::vector<std::vector<std::int32_t>> const& prompts,
     throw InvalidArgument(fmt::format("{} prompts and {} generated sequences, expected one each",
                                       prompts.size(), generated.size()));
   }
+  if (sequence_length < 0)
+    throw InvalidArgument(
+        fmt::format("sequence length is {}, expected at least 0", sequence_length));
+  for (auto const& [what, id] :
+       {std::pair{"end-of-sequence", eos_token_id}, std::pair{"padding", pad_token_id}})
+    if (id < -1 || id > std::numeric_limits<std::int32_t>::max())
+      throw InvalidArgument(fmt::format("{} id is {}, expected -1 or a 32-bit id", what, id));
   std::size_t start = 0, longest = 0;
   for (std::size_t n = 0; n < prompts.size(); ++n) {
     start = std::max(start, prompts[n].size());
