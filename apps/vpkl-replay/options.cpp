@@ -87,6 +87,7 @@ void define(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--cache-mode", t.cache_mode, "all rows, or only response rows")
       ->capture_default_str();
   app.add_option("--cache-budget", o.cache_budget, "Bytes of the teacher cache; 0: what is free")
+      ->check(count(0))
       ->capture_default_str();
   app.add_option("--data-parallel", o.data_parallel,
                  "Replicas; the other factor of the ranks is tensor-parallel")

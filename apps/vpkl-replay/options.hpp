@@ -31,7 +31,7 @@ struct Options {
   ElementType logits_type = ElementType::fp32;
   CacheMode cache_mode = CacheMode::all;
   TransferEngine transfer_engine = TransferEngine::automatic;
-  std::size_t cache_budget = 0;
+  std::int64_t cache_budget = 0;
 
   int data_parallel = 1;
   std::int64_t batch_size = 1;

@@ -81,7 +81,7 @@ RouteRun::RouteRun(Exec const& exec, ProcessGrid const& grid, Rollouts const& ro
                                                    student_type_, parameters);
   TeacherCache<Exec>::Options cache;
   cache.mode = options_.cache_mode;
-  cache.memory_budget = options_.cache_budget;
+  cache.memory_budget = static_cast<std::size_t>(options_.cache_budget);
   cache.engine = options_.transfer_engine;
   cache_ = std::make_unique<TeacherCache<Exec>>(tensor_, cache);
   StreamedLoss<Exec>::Options loss;
@@ -90,7 +90,7 @@ RouteRun::RouteRun(Exec const& exec, ProcessGrid const& grid, Rollouts const& ro
   loss.plan = options_.plan;
   loss.chunk_width = options_.chunk_width;
   loss_ = std::make_unique<StreamedLoss<Exec>>(tensor_, shard_, loss);
-  if (route_ == Route::gathered)
+  if (route_ == Route::gathered && tensor_.size() > 1)
     gather_ = std::make_unique<VocabularyGather<Exec>>(exec_, tensor_, shard_, options_.logits_type,
                                                        options_.batch_size * rollouts_.length());
   before_ = tensor_.counters();
@@ -128,7 +128,7 @@ void RouteRun::cache_teacher(MicroBatch const& batch) {
   apps::head_forward(exec_, batch.teacher.matrix,
                      head(teacher_head_, teacher_type_, batch.teacher.matrix.columns),
                      {logits.data(), type, rows, width});
-  if (route_ == Route::gathered) {
+  if (gather_) {
     Bytes const whole = allocate(shard_.vocabulary());
     gather_->execute(exec_, ConstRows{logits.data(), type, width, RowIndex::strided(rows, width)},
                      Rows{whole.data(), type, shard_.vocabulary(),
