@@ -10,6 +10,7 @@
 #include <cstring>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace vpkl {
@@ -63,6 +64,14 @@ class ByteBlock {
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
 };
 
+using Bytes = std::vector<unsigned char>;
+
+/// MPI may still write into buffers of an abandoned collective, even while the process ends.
+void keep_for_ever(std::unique_ptr<Bytes> buffer) {
+  static auto& kept = *new std::vector<std::unique_ptr<Bytes>>;
+  kept.push_back(std::move(buffer));
+}
+
 /// Small messages go through buffers of the transport's own: MPI may write into them long after a
 /// missed deadline, when the caller's memory is gone.
 class MpiTransport final : public Transport {
@@ -76,7 +85,7 @@ class MpiTransport final : public Transport {
     if (!mpi_usable()) return;
     // Freeing a communicator with a collective in flight is erroneous; a dead one is kept.
     if (abandoned_)
-      staging_.release();
+      keep_for_ever(std::move(staging_));
     else
       MPI_Comm_free(&comm_);
   }
@@ -169,8 +178,7 @@ class MpiTransport final : public Transport {
   int rank_ = 0;
   int size_ = 1;
   bool abandoned_ = false;
-  std::unique_ptr<std::vector<unsigned char>> staging_ =
-      std::make_unique<std::vector<unsigned char>>();
+  std::unique_ptr<Bytes> staging_ = std::make_unique<Bytes>();
 };
 
 }  // namespace
