@@ -250,7 +250,7 @@ class Output(Case):
         self.assertEqual(parsed.unbalanced, [])
         self.assertIn("A <b> & c", parsed.text)
         self.assertIn("42 bytes <requested>", parsed.text)
-        self.assertEqual(len(parsed.images), 6)
+        self.assertEqual(len(parsed.images), 7)
         for image in parsed.images:
             self.assertGreater(len(image["alt"]), 40)
             head, _, data = image["src"].partition(",")
@@ -259,8 +259,8 @@ class Output(Case):
         # Self-contained: nothing is loaded from elsewhere.
         self.assertEqual(re.findall(r'(?:src|href)=(?!"data:)|url\(|@import', page), [])
         self.assertIn("@media print", page)
-        for name in ("bandwidth", "bandwidth-chunk", "sizes", "throughput", "alternatives",
-                     "memory"):
+        for name in ("bandwidth-h2d-chunk-pinned_contiguous", "bandwidth-h2d-chunk-memcpy",
+                     "bandwidth-chunk", "sizes", "throughput", "alternatives", "memory"):
             self.assertEqual((self.out / f"{name}.png").read_bytes()[:4], b"\x89PNG")
             xml.etree.ElementTree.parse(self.out / f"{name}.svg")
         alts = " ".join(image["alt"] for image in parsed.images)
