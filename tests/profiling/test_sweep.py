@@ -261,6 +261,8 @@ class Resume(Case):
         self.assertEqual([(r["parameters"]["batch"], r["parameters"]["isl"])
                           for r in self.records()], [(1, 8), (1, 16), (2, 8), (2, 16)])
         self.assertEqual(len(self.runs()), 6)
+        self.assertEqual(sorted(path.name for path in self.output.parent.iterdir()),
+                         ["sweep.jsonl", "sweep.jsonl.fixtures", "sweep.jsonl.torn"])
 
     def test_stopped_by_a_signal(self):
         for number in (signal.SIGTERM, signal.SIGINT):
