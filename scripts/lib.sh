@@ -32,7 +32,7 @@ VPKL_PACKAGES=(
   libopenblas-openmp-dev
   libgtest-dev libgmock-dev libbenchmark-dev
   libcli11-dev nlohmann-json3-dev libfmt-dev libssl-dev
-  python3 python3-h5py python3-numpy
+  python3 python3-h5py python3-numpy python3-matplotlib
 )
 
 VPKL_KOKKOS_VERSION=3.4.1

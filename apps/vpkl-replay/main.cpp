@@ -2,6 +2,7 @@
 // vpkl-replay: a rollout fixture through the three routes, measured side by side.
 #include "memory_tracker.hpp"
 #include "options.hpp"
+#include "profiler.hpp"
 #include "receipt.hpp"
 #include "report.hpp"
 #include "route_run.hpp"
@@ -94,9 +95,11 @@ class RouteMeasurement {
     double seconds = 0;
     std::int64_t tokens = 0;
     std::int64_t const updates = options_.warmup_updates + options_.measure_updates;
+    std::optional<apps::ProfilerRange> steady_state;
     for (std::int64_t update = 0; update < updates; ++update) {
       progress_.show(fmt::format("{}: repetition {}/{}, update {}/{}", to_string(route),
                                  repetition + 1, options_.repetitions, update + 1, updates));
+      if (options_.profile && update == options_.warmup_updates) steady_state.emplace();
       UpdateResult const result = run.update(update);
       losses.push_back(result.loss);
       bool const measured = update >= options_.warmup_updates;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "options.hpp"
 
+#include "profiler.hpp"
 #include "runtime.hpp"
 
 #include <vpkl/config.hpp>
@@ -114,6 +115,8 @@ void define(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--weight-decay", o.optimizer.weight_decay, "AdamW")->capture_default_str();
   app.add_option("--output-jsonl", o.output_jsonl,
                  "Results, appended: one object an update and a summary; receipts beside it");
+  app.add_flag("--profile", o.profile,
+               "Measured updates are a range of cudaProfilerApi, one a repetition (devices only)");
   app.add_flag("--verify", o.verify, "Read the receipts of --output-jsonl back and compare");
 }
 
@@ -130,6 +133,9 @@ void finish(Options& o, Texts const& t) {
         "--mode is online, expected replay: vpkl-opsd generates its own rollouts");
   if (t.mode != "replay")
     throw InvalidArgument(fmt::format("--mode is '{}', expected replay", t.mode));
+  if (o.profile && !apps::has_profiler())
+    throw InvalidArgument(
+        "--profile needs a CUDA build: this one has no device whose profiler waits for a range");
   for (auto const& [flag, value] : {std::pair{"--pipeline-parallel", t.pipeline_parallel},
                                     std::pair{"--sequence-parallel", t.sequence_parallel}})
     if (value != 1)

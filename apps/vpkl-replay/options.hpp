@@ -42,6 +42,7 @@ struct Options {
   apps::AdamW<Kokkos::DefaultExecutionSpace>::Options optimizer;
 
   std::string output_jsonl;
+  bool profile = false;
   bool verify = false;
 
   nlohmann::json describe() const;

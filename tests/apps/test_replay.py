@@ -184,6 +184,10 @@ class Refusals(Case):
         self.refused(says="--fixture")
         self.refused("--verify", says="--output-jsonl")
 
+    @unittest.skipIf(os.environ.get("VPKL_CUDA"), "a device has what the flag needs")
+    def test_profile_needs_a_device(self):
+        self.refused("--fixture", FIXTURE, "--profile", says=["--profile", "CUDA"])
+
     def test_online_names_the_trainer(self):
         self.refused("--fixture", FIXTURE, "--mode", "online", says=["--mode", "vpkl-opsd"])
 
