@@ -34,6 +34,7 @@ function(build_and_run_consumer)
   endif()
   run(${CMAKE_COMMAND} --build ${build} --parallel 2)
   run(${build}/consumer)
+  run(${build}/consumer_c)
 endfunction()
 
 if(CASE STREQUAL "prefix")

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <vpkl/capi/communicator.hpp>
+
+#ifdef VPKL_ENABLE_MPI
+#include <vpkl_mpi.h>
+#endif
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <vector>
+
+namespace vpkl::capi {
+
+namespace {
+
+/// The caller's message layer.
+class CallbackTransport final : public Transport {
+ public:
+  explicit CallbackTransport(vpkl_comm_callbacks const& callbacks) : callbacks_(callbacks) {
+    if (callbacks.size < 1 || callbacks.rank < 0 || callbacks.rank >= callbacks.size)
+      throw InvalidArgument(fmt::format("communicator: rank is {} of {}, expected 0 <= rank < size",
+                                        callbacks.rank, callbacks.size));
+    if (!callbacks.all_gather) throw InvalidArgument("communicator: all_gather is null");
+  }
+  char const* name() const override { return "callbacks"; }
+  int rank() const override { return callbacks_.rank; }
+  int size() const override { return callbacks_.size; }
+
+  void all_gather(void const* local, void* gathered, std::size_t bytes,
+                  std::chrono::milliseconds timeout) override {
+    int const status =
+        callbacks_.all_gather(callbacks_.context, local, gathered, bytes, timeout.count());
+    if (status != 0)
+      throw CommunicationError(fmt::format(
+          "all_gather of {} bytes: the caller's callback returned {}, expected 0", bytes, status));
+  }
+
+  void all_reduce_sum(float* data, std::int64_t count, std::chrono::milliseconds timeout) override {
+    std::size_t const n = static_cast<std::size_t>(count);
+    std::vector<float> all(n * static_cast<std::size_t>(size()));
+    all_gather(data, all.data(), n * sizeof(float), timeout);
+    std::memset(data, 0, n * sizeof(float));
+    for (std::size_t i = 0; i < all.size(); ++i)
+      data[i % n] += all[i];
+  }
+
+  std::unique_ptr<Transport> split(int, int) override {
+    throw InvalidArgument(
+        "communicator: one of callbacks cannot be split; make one for each group");
+  }
+
+ private:
+  vpkl_comm_callbacks callbacks_;
+};
+
+}  // namespace
+}  // namespace vpkl::capi
+
+using namespace vpkl;
+using namespace vpkl::capi;
+
+vpkl_status vpkl_comm_self(vpkl_comm** comm) {
+  return guarded([&] {
+    vpkl_comm*& made = deref(comm, "communicator");
+    made = new vpkl_comm(Communicator::self());
+  });
+}
+
+vpkl_status vpkl_comm_from_callbacks(const vpkl_comm_callbacks* callbacks, vpkl_comm** comm) {
+  return guarded([&] {
+    vpkl_comm*& made = deref(comm, "communicator");
+    made = new vpkl_comm(Communicator::from_transport(
+        std::make_unique<CallbackTransport>(deref(callbacks, "callbacks"))));
+  });
+}
+
+#ifdef VPKL_ENABLE_MPI
+vpkl_status vpkl_comm_from_mpi(MPI_Comm mpi_comm, vpkl_comm** comm) {
+  return guarded([&] {
+    vpkl_comm*& made = deref(comm, "communicator");
+    made = new vpkl_comm(Communicator::mpi(mpi_comm));
+  });
+}
+#endif
+
+vpkl_status vpkl_comm_set_timeout(vpkl_comm* comm, int64_t milliseconds) {
+  return guarded([&] {
+    deref(comm, "communicator").comm.set_timeout(std::chrono::milliseconds(milliseconds));
+  });
+}
+
+void vpkl_comm_destroy(vpkl_comm* comm) { delete comm; }
+
+vpkl_status vpkl_vocab_create(const vpkl_comm* comm, const vpkl_shard* shard, vpkl_vocab** vocab) {
+  return guarded([&] {
+    Communicator const& group = deref(comm, "communicator").comm;
+    together(group, [&] {
+      deref(shard, "shard");
+      deref(vocab, "vocabulary");
+    });
+    VocabShard::Spec spec;
+    spec.vocabulary = shard->vocabulary;
+    spec.begin = shard->begin;
+    spec.end = shard->end;
+    spec.student_width = shard->student_width;
+    spec.teacher_width = shard->teacher_width;
+    *vocab = new vpkl_vocab(VocabShard::make(group, spec));
+  });
+}
+
+vpkl_status vpkl_vocab_whole(int64_t vocabulary, int64_t student_width, int64_t teacher_width,
+                             vpkl_vocab** vocab) {
+  return guarded([&] {
+    vpkl_vocab*& made = deref(vocab, "vocabulary");
+    made = new vpkl_vocab(VocabShard::whole(vocabulary, student_width, teacher_width));
+  });
+}
+
+void vpkl_vocab_destroy(vpkl_vocab* vocab) { delete vocab; }
