@@ -36,7 +36,7 @@ struct Shape<bfloat16> {
   static constexpr int exponent = 8, mantissa = 7;
 };
 template <>
-struct Shape<half> {
+struct Shape<vpkl::half> {
   static constexpr int exponent = 5, mantissa = 10;
 };
 
@@ -71,7 +71,7 @@ std::uint16_t nearest(float value) {
 
 template <class T>
 class TwoBytes : public testing::Test {};
-using Types = testing::Types<bfloat16, half>;
+using Types = testing::Types<bfloat16, vpkl::half>;
 TYPED_TEST_SUITE(TwoBytes, Types);
 
 TYPED_TEST(TwoBytes, every_pattern_converts_and_returns) {
