@@ -59,7 +59,7 @@ TEST(Rows, a_transposed_view_is_refused_by_name) {
 
 TEST(Rows, of_empty_views) {
   EXPECT_EQ(const_rows(Matrix<float>("vpkl_test::view", 0, 5)).index.count, 0);
-  EXPECT_EQ(const_rows(Cube<half>("vpkl_test::view", 2, 0, 5)).index.count, 0);
+  EXPECT_EQ(const_rows(Cube<vpkl::half>("vpkl_test::view", 2, 0, 5)).index.count, 0);
   EXPECT_EQ(const_rows(Matrix<float>("vpkl_test::view", 4, 0)).width, 0);
 }
 
