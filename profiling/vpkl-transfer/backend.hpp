@@ -7,9 +7,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace vpkl::transfer {

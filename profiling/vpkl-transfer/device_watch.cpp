@@ -63,6 +63,8 @@ nlohmann::json DeviceWatch::describe() const {
 }
 
 void DeviceWatch::start() {
+  // What was watched before may have ended in an exception.
+  if (thread_.joinable()) stop();
   seen_.clear();
   watching_ = true;
   thread_ = std::thread([this] {

@@ -20,6 +20,8 @@ namespace vpkl::transfer {
 
 namespace {
 
+constexpr char const* not_measured = "the transfer itself was not measured";
+
 nlohmann::json node_or_null(int node) { return node < 0 ? nlohmann::json() : nlohmann::json(node); }
 
 /// Uses after which what was paid once is earned; null where it never is.
@@ -55,6 +57,10 @@ void Runner::run() {
   grid();
   if (options_.sizes) sizes();
   if (options_.all_gpus) all_gpus();
+  // Last: a process that CUPTI has once watched may be slower for good.
+  if (options_.attribution)
+    for (auto const& [work, seconds] : measured_)
+      attribute(work, seconds);
 }
 
 bool Runner::out_of_time() const {
@@ -120,7 +126,7 @@ void Runner::grid() {
   for (std::int64_t const vocabulary : options_.vocabularies)
     for (ElementType const type : options_.types) {
       Shape const shape{options_.batch, options_.length, vocabulary, type};
-      pageable_fetch_ = pinned_fetch_ = 0;
+      pageable_seconds_ = pinned_seconds_ = 0;
       for (Direction const direction : options_.directions)
         for (Pattern const pattern : options_.patterns) {
           if (pattern == Pattern::rows) {
@@ -147,14 +153,15 @@ void Runner::measure(Work const& work) {
     series = on_host ? open_on_host(work) : device_->open(work);
     timing = measure_series(*series, work, record);
   });
-  bool const measured = series && timing.median > 0;
-  if (measured && work.direction == Direction::h2d && work.pattern == Pattern::chunk) {
-    if (work.engine == "pageable") pageable_fetch_ = timing.median;
-    if (work.engine == "pinned_2d") pinned_fetch_ = timing.median;
+  if (timing.median > 0 && work.direction == Direction::h2d && work.pattern == Pattern::chunk) {
+    if (work.engine == "pageable") pageable_seconds_ = timing.median;
+    if (work.engine == "pinned_2d") pinned_seconds_ = timing.median;
   }
-  if (on_host || (device_ && !measured)) return;
-  if (options_.attribution) attribute(*series, work, timing.median);
-  if (options_.interference) disturb(*series, work, timing.median);
+  if (on_host) return;
+  // A series that could not be measured has its reason in its own record.
+  Series* const measured = timing.median > 0 ? series.get() : nullptr;
+  measured_.emplace_back(work, timing.median);
+  if (options_.interference) disturb(measured, work, timing.median);
 }
 
 Timing Runner::measure_series(Series& series, Work const& work, nlohmann::json& record) {
@@ -186,12 +193,15 @@ Timing Runner::measure_series(Series& series, Work const& work, nlohmann::json& 
   return timing;
 }
 
-void Runner::attribute(Series& series, Work const& work, double seconds) {
+void Runner::attribute(Work const& work, double seconds) {
+  progress_("attribution " + work.key());
   nlohmann::json base = {{"type", "attribution"}, {"key", work.key()}, {"range", work.key()}};
   if (device_ && !device_->attribution_waived().empty())
     return emit(base, device_->attribution_waived());
+  if (device_ && seconds == 0) return emit(base, not_measured);
   attempt(base, true, [&](nlohmann::json& record) {
-    std::vector<Traffic> const traffic = device_->attribute(series);
+    std::unique_ptr<Series> const series = device_->open(work);
+    std::vector<Traffic> const traffic = device_->attribute(*series);
     double busy = 0;
     record["activities"] = nlohmann::json::array();
     for (Traffic const& t : traffic) {
@@ -210,13 +220,14 @@ void Runner::attribute(Series& series, Work const& work, double seconds) {
   });
 }
 
-void Runner::disturb(Series& series, Work const& work, double undisturbed) {
+void Runner::disturb(Series* series, Work const& work, double undisturbed) {
   nlohmann::json const base = {{"type", "interference"}, {"key", work.key()}};
+  if (device_ && !series) return emit(base, not_measured);
   attempt(base, true, [&](nlohmann::json& record) {
     std::vector<double> seconds, kernel, alone;
     std::int64_t wrong = 0, covered = 0;
     for (std::int64_t i = 0; i < options_.repetitions; ++i) {
-      Disturbed const d = device_->disturbed(series);
+      Disturbed const d = device_->disturbed(*series);
       seconds.push_back(d.sample.seconds);
       kernel.push_back(d.kernel_seconds);
       alone.push_back(d.kernel_alone_seconds);
@@ -243,16 +254,17 @@ void Runner::pinning(Shape const& shape) {
            {"batch", shape.batch},
            {"length", shape.length},
            {"vocabulary", shape.vocabulary},
+           {"chunk_width", options_.chunk_widths.back()},
            {"bytes", bytes}},
           true, [&](nlohmann::json& record) {
             auto const [pin, unpin] = device_->pinning(bytes);
             record["pin_seconds"] = pin;
             record["unpin_seconds"] = unpin;
             record["pays_after_chunk_fetches"] =
-                uses_until(pin + unpin, pageable_fetch_, pinned_fetch_);
+                uses_until(pin + unpin, pageable_seconds_, pinned_seconds_);
             if (record["pays_after_chunk_fetches"].is_null())
               record["pays_reason"] =
-                  pageable_fetch_ > 0 && pinned_fetch_ > 0
+                  pageable_seconds_ > 0 && pinned_seconds_ > 0
                       ? "pageable was no slower"
                       : "needs pageable and pinned_2d, direction h2d, pattern chunk";
           });
@@ -273,6 +285,7 @@ void Runner::sizes() {
 void Runner::size(std::size_t bytes, std::string const& memory, Direction direction) {
   bool const on_host = memory == "host_fresh" || memory == "host_touched";
   progress_(fmt::format("{} bytes, {}", bytes, memory));
+  if (memory == "pageable") pageable_seconds_ = 0;
   nlohmann::json const base = {{"type", "size"},
                                {"memory", memory},
                                {"direction", on_host ? "h2h" : to_string(direction)},
@@ -292,9 +305,9 @@ void Runner::size(std::size_t bytes, std::string const& memory, Direction direct
     record["allocate_microseconds"] = allocated * 1e6;
     record["repetitions"] = options_.size_repetitions;
     record["wrong_bytes"] = wrong;
-    if (memory == "pageable") pageable_fetch_ = copied;
+    if (memory == "pageable") pageable_seconds_ = copied;
     if (memory == "pinned")
-      record["pays_after_uses"] = uses_until(allocated, pageable_fetch_, copied);
+      record["pays_after_uses"] = uses_until(allocated, pageable_seconds_, copied);
     if (wrong == 0) return;
     record["status"] = "failed";
     record["reason"] = fmt::format("{} bytes did not arrive as sent", wrong);

@@ -14,6 +14,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace vpkl::transfer {
 
@@ -38,8 +40,8 @@ class Runner {
   void grid();
   void measure(Work const& work);
   Timing measure_series(Series& series, Work const& work, nlohmann::json& record);
-  void attribute(Series& series, Work const& work, double seconds);
-  void disturb(Series& series, Work const& work, double undisturbed);
+  void attribute(Work const& work, double seconds);
+  void disturb(Series* series, Work const& work, double undisturbed);
   void pinning(Shape const& shape);
   void sizes();
   void size(std::size_t bytes, std::string const& memory, Direction direction);
@@ -62,8 +64,10 @@ class Runner {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   int pinned_node_ = -1, device_node_ = -1;
   int failures_ = 0;
-  // What the costs of pinning are weighed against: one fetch of a shape by either engine.
-  double pageable_fetch_ = 0, pinned_fetch_ = 0;
+  std::vector<std::pair<Work, double>>
+      measured_;  ///< on a device, and its seconds; 0: not measured
+  // What the cost of pinning is weighed against: the last fetch or copy of either kind.
+  double pageable_seconds_ = 0, pinned_seconds_ = 0;
 };
 
 }  // namespace vpkl::transfer

@@ -30,9 +30,6 @@ struct Shape {
 
   std::int64_t rows() const { return batch * length; }
   std::size_t row_bytes() const { return static_cast<std::size_t>(vocabulary) * size_of(type); }
-  bool operator==(Shape const& o) const {
-    return batch == o.batch && length == o.length && vocabulary == o.vocabulary && type == o.type;
-  }
 };
 
 /// One series: some rows of a tensor, to or from a contiguous block at the other end.

@@ -2,6 +2,7 @@
 #include "all_gpus.hpp"
 
 #include "../numa.hpp"
+#include "../pages.hpp"
 #include "buffers.hpp"
 #include "kernels.hpp"
 
@@ -53,6 +54,7 @@ class Lane {
     std::int64_t const row_bytes = static_cast<std::int64_t>(work.shape.row_bytes());
     pitch_ = static_cast<std::size_t>(impl::row_pitch(work.shape.vocabulary, work.shape.type)) *
              size_of(work.shape.type);
+    require_host_memory("pinned tensor", static_cast<std::size_t>(work.shape.rows()) * pitch_);
     tensor_.emplace(static_cast<std::size_t>(work.shape.rows()) * pitch_);
     out_.emplace(work.bytes());
     stream_.emplace();

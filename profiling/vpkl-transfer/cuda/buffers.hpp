@@ -3,11 +3,7 @@
 /// \brief Memory and streams that free themselves, on the device that is current.
 #pragma once
 
-#include <vpkl/core/allocate.hpp>
 #include <vpkl/core/cuda/check.hpp>
-#include <vpkl/core/error.hpp>
-
-#include <fmt/format.h>
 
 #include <cstddef>
 #include <utility>
@@ -18,9 +14,6 @@ namespace vpkl::transfer {
 class Pinned {
  public:
   explicit Pinned(std::size_t bytes) {
-    if (bytes > available_host_memory())
-      throw OutOfMemory(fmt::format("pinned buffer: {} bytes requested, {} bytes available", bytes,
-                                    available_host_memory()));
     VPKL_CHECK_CUDA(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable));
   }
   ~Pinned() { (void)cudaFreeHost(data_); }

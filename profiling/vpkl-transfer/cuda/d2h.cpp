@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "../clock.hpp"
+#include "../pages.hpp"
 #include "kernels.hpp"
 #include "series.hpp"
 
 #include <vpkl/core/copy_rows.hpp>
 #include <vpkl/core/cuda/pinned_pool.hpp>
 #include <vpkl/teacher/row_store.hpp>
+#include <vpkl/trace/range.hpp>
 
 #include <cstring>
 #include <vector>
@@ -69,11 +71,13 @@ class D2h final : public CudaSeries {
   }
 
   void move() override {
+    trace::Range const range(trace::Phase::store, trace::Category::cache,
+                             static_cast<std::int64_t>(work_.bytes()));
     switch (engine_) {
       case TransferEngine::pageable: {
-        std::unique_ptr<unsigned char[]> const fresh(new unsigned char[work_.bytes()]);
-        copy_block(fresh.get());
-        return unpack(fresh.get());
+        Pages const fresh(work_.bytes());
+        copy_block(fresh.data());
+        return unpack(fresh.data());
       }
       case TransferEngine::staged:
         copy_block(contiguous_.data());

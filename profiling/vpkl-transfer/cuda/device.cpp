@@ -2,6 +2,7 @@
 #include "../backend.hpp"
 #include "../clock.hpp"
 #include "../numa.hpp"
+#include "../pages.hpp"
 #include "all_gpus.hpp"
 #include "attribution.hpp"
 #include "kernels.hpp"
@@ -67,6 +68,7 @@ class CudaDevice final : public Device {
   }
 
   std::pair<double, double> pinning(std::size_t bytes) override {
+    require_host_memory("pinned tensor", bytes);
     std::unique_ptr<Pinned> memory;
     double const pin = seconds_of([&] { memory = std::make_unique<Pinned>(bytes); });
     return {pin, seconds_of([&] { memory.reset(); })};
@@ -75,17 +77,18 @@ class CudaDevice final : public Device {
   SizeSample size_sample(std::size_t bytes, bool pinned, Direction direction) override {
     std::int64_t const size = static_cast<std::int64_t>(bytes);
     bool const up = direction == Direction::h2d;
+    require_host_memory("host buffer", bytes);
     DeviceBytes const device(bytes);
     std::unique_ptr<Pinned> locked;
-    std::unique_ptr<unsigned char[]> loose;
+    std::unique_ptr<Pages> loose;
     SizeSample sample;
     sample.allocate_seconds = seconds_of([&] {
       if (pinned)
         locked = std::make_unique<Pinned>(bytes);
       else
-        loose.reset(new unsigned char[bytes]);
+        loose = std::make_unique<Pages>(bytes);
     });
-    unsigned char* const host = pinned ? locked->data() : loose.get();
+    unsigned char* const host = pinned ? locked->data() : loose->data();
     if (up)
       fill_pattern(host, size, 0);
     else

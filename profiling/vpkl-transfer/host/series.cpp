@@ -2,49 +2,17 @@
 // Packing and unpacking by one host thread, as `pageable` and `staged` do it.
 #include "../backend.hpp"
 #include "../clock.hpp"
-
-#include <vpkl/core/allocate.hpp>
-#include <vpkl/core/error.hpp>
-
-#include <fmt/format.h>
-#include <sys/mman.h>
+#include "../pages.hpp"
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 namespace vpkl::transfer {
 
 namespace {
 
 constexpr int poison = 0xa5;
-
-/// Anonymous pages straight from the system: fresh means that none has been touched, which an
-/// allocator that reuses memory would not promise.
-class Pages {
- public:
-  explicit Pages(std::size_t bytes) : bytes_(bytes) {
-    if (bytes == 0) return;
-    void* const data =
-        bytes > available_host_memory()
-            ? MAP_FAILED
-            : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED)
-      throw OutOfMemory(fmt::format("host buffer: {} bytes requested, {} bytes available", bytes,
-                                    available_host_memory()));
-    data_ = static_cast<unsigned char*>(data);
-  }
-  ~Pages() {
-    if (data_) munmap(data_, bytes_);
-  }
-  Pages(Pages const&) = delete;
-  Pages& operator=(Pages const&) = delete;
-  unsigned char* data() const { return data_; }
-  std::size_t size() const { return bytes_; }
-
- private:
-  unsigned char* data_ = nullptr;
-  std::size_t bytes_;
-};
 
 /// Never zero, what fresh pages hold; other bytes for another seed.
 void fill(unsigned char* data, std::size_t bytes, std::uint64_t seed) {
@@ -61,7 +29,7 @@ class HostSeries final : public Series {
   explicit HostSeries(Work const& work)
       : work_(work),
         row_bytes_(work.shape.row_bytes()),
-        tensor_(static_cast<std::size_t>(work.shape.rows()) * row_bytes_),
+        tensor_(checked(static_cast<std::size_t>(work.shape.rows()) * row_bytes_)),
         block_(work.bytes()),
         other_(work.bytes()) {
     // Rows that are not moved are never touched, so that they take no memory either.
@@ -100,17 +68,24 @@ class HostSeries final : public Series {
   }
 
  private:
+  /// Memory is taken and given back on the clock: that is what the caller pays.
   Sample moved_through_fresh(bool pack) {
     Sample sample;
-    // The memory is taken and given back inside: that is what the caller pays.
-    auto const start = std::chrono::steady_clock::now();
-    Pages const fresh(block_.size());
-    if (!pack) std::memcpy(fresh.data(), block_.data(), block_.size());
-    move(pack, fresh.data());
-    sample.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    sample.wrong = wrong(fresh.data());
+    std::optional<Pages> fresh;
+    sample.seconds = seconds_of([&] {
+      fresh.emplace(block_.size());
+      // In place of the device's copy into it.
+      if (!pack) std::memcpy(fresh->data(), block_.data(), block_.size());
+      move(pack, fresh->data());
+    });
+    sample.wrong = wrong(fresh->data());
+    sample.seconds += seconds_of([&] { fresh.reset(); });
     return sample;
+  }
+
+  static std::size_t checked(std::size_t bytes) {
+    require_host_memory("host tensor", bytes);
+    return bytes;
   }
 
   void move(bool pack, unsigned char* block) {
@@ -155,6 +130,7 @@ std::unique_ptr<Series> open_on_host(Work const& work) {
 }
 
 SizeSample host_size_sample(std::size_t bytes, bool fresh) {
+  require_host_memory("host buffers", 2 * bytes);
   Pages const from(bytes), to(bytes);
   fill(from.data(), bytes, 1);
   SizeSample sample;
