@@ -34,18 +34,23 @@ nlohmann::json hashes(std::map<std::string, std::string> const& files) {
 
 }  // namespace
 
-nlohmann::json describe_environment() {
+nlohmann::json describe_host() {
   char host[256] = "unknown";
   gethostname(host, sizeof host - 1);
   return {{"vpkl", VPKL_VERSION_STRING},
           {"kokkos", fmt::format("{}.{}.{}", KOKKOS_VERSION / 10000, KOKKOS_VERSION / 100 % 100,
                                  KOKKOS_VERSION % 100)},
-          {"execution_space", Kokkos::DefaultExecutionSpace::name()},
-          {"concurrency", Kokkos::DefaultExecutionSpace().concurrency()},
           {"compiler", __VERSION__},
           {"host", host},
           {"cpu", cpu_model()},
           {"usable_cpus", usable_cpus()}};
+}
+
+nlohmann::json describe_environment() {
+  nlohmann::json environment = describe_host();
+  environment["execution_space"] = Kokkos::DefaultExecutionSpace::name();
+  environment["concurrency"] = Kokkos::DefaultExecutionSpace().concurrency();
+  return environment;
 }
 
 std::string receipt_path(std::string const& results, int rank) {

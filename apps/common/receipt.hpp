@@ -10,7 +10,10 @@
 
 namespace vpkl::apps {
 
-/// \brief Program, library and Kokkos versions, backends, host, CPU and threads.
+/// \brief Versions of library, Kokkos and compiler, host and CPU. Needs no Kokkos that runs.
+nlohmann::json describe_host();
+
+/// \brief As describe_host, with backend and threads of the running Kokkos.
 nlohmann::json describe_environment();
 
 /// \brief `<results>.rank<r>.receipt.json`

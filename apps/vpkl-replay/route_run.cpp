@@ -116,8 +116,8 @@ apps::Matrix RouteRun::head(Bytes const& weights, ElementType type,
 }
 
 void RouteRun::cache_teacher(MicroBatch const& batch) {
-  trace::Range const range(trace::Phase::teacher, trace::Category::phase);
   std::int64_t const rows = batch.batch * batch.length;
+  trace::Range const range(trace::Phase::teacher, trace::Category::phase, rows);
   ElementType const type = options_.logits_type;
   auto const allocate = [&](std::int64_t width) {
     return Bytes(Kokkos::view_alloc(exec_, "vpkl::replay::logits", Kokkos::WithoutInitializing),

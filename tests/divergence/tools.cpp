@@ -153,7 +153,7 @@ TYPED_TEST(DivergenceTools, ranges_close_when_an_exception_leaves) {
 TEST(TraceRange, nests_and_closes) {
   Listening const listening;
   try {
-    trace::Range const outer(trace::Phase::update, trace::Category::phase);
+    trace::Range const outer(trace::Phase::update, trace::Category::phase, 3);
     trace::Range const inner(trace::Phase::fetch, trace::Category::cache, 4096);
     EXPECT_EQ(seen.depth, 2);
     throw InvalidArgument("out");

@@ -6,6 +6,7 @@
 #include <vpkl/io/hdf5.hpp>
 #include <vpkl/io/safetensors.hpp>
 #include <vpkl/io/sha256.hpp>
+#include <vpkl/trace/range.hpp>
 
 #include <fmt/format.h>
 
@@ -508,6 +509,9 @@ void RolloutFixture::read_hidden(Side side, std::int64_t first, std::int64_t cou
                                  void* out) const {
   OpenModel const& open = impl_->model(side);
   impl_->require_range("samples", first, count, impl_->info.samples);
+  trace::Range const range(trace::Phase::fetch, trace::Category::io,
+                           count * impl_->info.sequence_length * open.model.hidden_size *
+                               static_cast<std::int64_t>(size_of(open.model.hidden_type)));
   Extents extents = open.hidden->dims();
   extents[0] = as_unsigned(count);
   open.hidden->read({as_unsigned(first), 0, 0}, extents, out);
@@ -517,6 +521,9 @@ void RolloutFixture::read_head(Side side, std::int64_t first_row, std::int64_t r
                                void* out) const {
   OpenModel& open = impl_->model(side);
   impl_->require_range("head rows", first_row, rows, impl_->info.vocabulary_size);
+  trace::Range const range(
+      trace::Phase::fetch, trace::Category::io,
+      rows * open.model.hidden_size * static_cast<std::int64_t>(size_of(head_type(side))));
   if (open.head) {
     open.head->read({as_unsigned(first_row), 0}, {as_unsigned(rows), open.head->dims()[1]}, out);
   } else {

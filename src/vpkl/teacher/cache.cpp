@@ -90,7 +90,14 @@ template <class ExecutionSpace>
 void TeacherCache<ExecutionSpace>::store(ExecutionSpace const& exec, ConstRows const& logits,
                                          std::int64_t batch, std::int64_t length,
                                          std::vector<std::int64_t> const& rows) {
-  trace::Range const range(trace::Phase::store, trace::Category::cache, logits.index.count);
+  // Of arguments that are not checked yet: as unsigned numbers, which may overflow.
+  std::uint64_t const kept = options_.mode == CacheMode::response
+                                 ? rows.size()
+                                 : static_cast<std::uint64_t>(logits.index.count);
+  std::uint64_t const kept_bytes = kept * static_cast<std::uint64_t>(logits.width) *
+                                   size_of(options_.store_type.value_or(logits.type));
+  trace::Range const range(trace::Phase::store, trace::Category::cache,
+                           static_cast<std::int64_t>(kept_bytes));
   free();
   try {
     std::uint64_t const listed = hash_bytes(rows.data(), rows.size() * sizeof(rows[0]));

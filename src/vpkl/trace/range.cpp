@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <vpkl/trace/range.hpp>
 
-#include <vpkl/config.hpp>
-
-#include <Kokkos_Core.hpp>
-
 #include <array>
 #include <string>
 
+#ifdef VPKL_ENABLE_KOKKOS_REGIONS
+#include <Kokkos_Core.hpp>
+#endif
 #ifdef VPKL_ENABLE_NVTX
 #include <nvtx3/nvToolsExt.h>
 #endif
@@ -16,8 +15,8 @@ namespace vpkl::trace {
 
 namespace {
 
-constexpr std::array<char const*, 8> phase_names = {"rollout",    "teacher", "store",    "fetch",
-                                                    "statistics", "combine", "gradient", "update"};
+constexpr std::array<char const*, 9> phase_names = {
+    "rollout", "teacher", "store", "fetch", "statistics", "combine", "gradient", "update", "chunk"};
 
 #ifdef VPKL_ENABLE_NVTX
 struct Nvtx {
@@ -42,8 +41,13 @@ struct Nvtx {
 
 char const* to_string(Phase phase) { return phase_names[static_cast<std::size_t>(phase)]; }
 
-Range::Range(Phase phase, Category category, std::int64_t payload) {
+#if defined(VPKL_ENABLE_NVTX) || defined(VPKL_ENABLE_KOKKOS_REGIONS)
+
+Range::Range(Phase phase, [[maybe_unused]] Category category,
+             [[maybe_unused]] std::int64_t payload) {
+#ifdef VPKL_ENABLE_KOKKOS_REGIONS
   Kokkos::Profiling::pushRegion(std::string("vpkl::") + to_string(phase));
+#endif
 #ifdef VPKL_ENABLE_NVTX
   Nvtx const& nvtx = Nvtx::get();
   nvtxEventAttributes_t event{};
@@ -56,9 +60,6 @@ Range::Range(Phase phase, Category category, std::int64_t payload) {
   event.payload.llValue = payload;
   // The level a tool answers is not used: a pop is owed whatever it says.
   nvtxDomainRangePushEx(nvtx.domain, &event);
-#else
-  (void)category;
-  (void)payload;
 #endif
 }
 
@@ -66,7 +67,11 @@ Range::~Range() {
 #ifdef VPKL_ENABLE_NVTX
   nvtxDomainRangePop(Nvtx::get().domain);
 #endif
+#ifdef VPKL_ENABLE_KOKKOS_REGIONS
   Kokkos::Profiling::popRegion();
+#endif
 }
+
+#endif
 
 }  // namespace vpkl::trace

@@ -4,6 +4,7 @@
 #include <vpkl/core/error.hpp>
 #include <vpkl/parallel/agreement.hpp>
 #include <vpkl/teacher/row_store.hpp>
+#include <vpkl/trace/range.hpp>
 #include <vpkl/training/fetch_lane.hpp>
 #include <vpkl/training/streamed_loss.hpp>
 
@@ -40,6 +41,10 @@ void check_gradients_asked(std::vector<std::vector<std::int64_t>> const& told) {
           fmt::format("streamed loss: gradients asked differ: {} on rank {}, {} on rank {}",
                       told[first].back() != 0, first, asked != 0, r));
   }
+}
+
+trace::Range chunk_range(std::size_t chunk) {
+  return {trace::Phase::chunk, trace::Category::phase, static_cast<std::int64_t>(chunk)};
 }
 
 bool same_positions(RowIndex const& a, RowIndex const& b) {
@@ -338,6 +343,7 @@ void StreamedLoss<ExecutionSpace>::run_chunks(ExecutionSpace const& exec, Batch 
   auto const start_fetch = [&](std::size_t i) {
     if (i >= chunks.size()) return;
     errors[buffer(i)] = nullptr;
+    auto const range = chunk_range(i);
     try {
       fetch(lane_->fetching(buffer(i)), batch, chunks[i], cache, teacher(i));
       lane_->fetched(buffer(i));
@@ -351,6 +357,7 @@ void StreamedLoss<ExecutionSpace>::run_chunks(ExecutionSpace const& exec, Batch 
     impl::zero_rows(exec, "vpkl::StreamedLoss::zero", batch.gradient, batch.uncounted);
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     start_fetch(i + depth - 1);
+    auto const range = chunk_range(i);
     lane_->computing(exec, buffer(i));
     run_chunk(exec, batch, chunks[i], teacher(i), errors[buffer(i)]);
     lane_->computed(exec, buffer(i));
