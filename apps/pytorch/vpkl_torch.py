@@ -1,0 +1,543 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vpkl for PyTorch, through its C interface (libvpkl_c) and ctypes.
+
+Drop-in for the losses and the teacher cache of DeepSpeed's on-policy distillation example:
+
+    from vpkl_torch import streamed_distillation_loss, TeacherLogitCache
+
+Tensors on a GPU are worked on where they are, on the current stream; tensors on the CPU with OpenMP.
+The library is found through VPKL_LIBRARY, beside an installed copy of this file, or by the linker.
+
+Beyond the example's: `group` and `shard` for a vocabulary that is sharded over the ranks of a
+torch.distributed group, and `in_place`.
+"""
+import atexit
+import ctypes
+import ctypes.util
+import os
+import pathlib
+import weakref
+from typing import Callable, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+
+__all__ = [
+    "Shard",
+    "TeacherLogitCache",
+    "VpklError",
+    "chunked_distillation_loss",
+    "per_token_logprobs",
+    "streamed_distillation_loss",
+]
+
+
+class VpklError(RuntimeError):
+    """What vpkl refused, in its own words."""
+
+
+class Shard(NamedTuple):
+    """Ids [begin, end) of a vocabulary; column c of a rank's logits is id begin + c."""
+
+    vocabulary: int
+    begin: int
+    end: int
+
+
+# The C interface ----------------------------------------------------------------------------------
+
+_i64, _ptr = ctypes.c_int64, ctypes.c_void_p
+_GATHER = ctypes.CFUNCTYPE(ctypes.c_int, _ptr, _ptr, _ptr, ctypes.c_size_t, _i64)
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = [("data", _ptr), ("type", ctypes.c_int), ("width", _i64), ("rows", _i64),
+                ("rows_per_batch", _i64), ("batch_stride", _i64), ("row_stride", _i64),
+                ("offsets", _ptr)]
+
+
+class _Callbacks(ctypes.Structure):
+    _fields_ = [("context", _ptr), ("rank", ctypes.c_int), ("size", ctypes.c_int),
+                ("all_gather", _GATHER)]
+
+
+class _ShardSpec(ctypes.Structure):
+    _fields_ = [("vocabulary", _i64), ("begin", _i64), ("end", _i64), ("student_width", _i64),
+                ("teacher_width", _i64)]
+
+
+class _Divergence(ctypes.Structure):
+    _fields_ = [("divergence", ctypes.c_int), ("beta", ctypes.c_double),
+                ("temperature", ctypes.c_double)]
+
+
+class _CacheOptions(ctypes.Structure):
+    _fields_ = [("response_rows_only", ctypes.c_int), ("store_type", ctypes.c_int),
+                ("memory_budget", ctypes.c_size_t), ("transfer_engine", ctypes.c_char_p)]
+
+
+class _Normalization(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int), ("divisor", ctypes.c_double), ("steps", _i64),
+                ("loss_scale", ctypes.c_double)]
+
+
+class _LossResult(ctypes.Structure):
+    _fields_ = [("loss", ctypes.c_double), ("tokens", _i64), ("chunks", _i64), ("skipped", _i64)]
+
+
+def _load():
+    beside = pathlib.Path(__file__).resolve().parent.parent
+    candidates = [os.environ.get("VPKL_LIBRARY")]
+    candidates += [str(p) for lib in ("lib", "lib64") for p in
+                   sorted((beside.parent / lib).glob("**/libvpkl_c.so"))]
+    candidates.append(ctypes.util.find_library("vpkl_c"))
+    for candidate in candidates:
+        if candidate:
+            library = ctypes.CDLL(candidate)
+            break
+    else:
+        raise ImportError("libvpkl_c.so was not found; set VPKL_LIBRARY to its path")
+    p, i = ctypes.POINTER, ctypes.c_int
+    signatures = {
+        "comm_self": [p(_ptr)],
+        "comm_from_callbacks": [p(_Callbacks), p(_ptr)],
+        "comm_destroy": [_ptr],
+        "vocab_create": [_ptr, p(_ShardSpec), p(_ptr)],
+        "vocab_destroy": [_ptr],
+        "plan_create": [i, _ptr, _ptr, _ptr, p(_Divergence), i, i, i, _i64, p(_ptr)],
+        "plan_execute": [_ptr, _ptr, p(_Rows), p(_Rows), _ptr, _ptr, p(_Rows)],
+        "plan_destroy": [_ptr],
+        "cache_create": [i, _ptr, p(_CacheOptions), p(_ptr)],
+        "cache_store": [_ptr, _ptr, p(_Rows), _i64, _i64, _ptr, _i64],
+        "cache_fetch_chunk": [_ptr, _ptr, _i64, _i64, p(_Rows)],
+        "cache_destroy": [_ptr],
+        "loss_create": [i, _ptr, _ptr, p(_Divergence), i, i, _i64, p(_ptr)],
+        "loss_compute": [_ptr, _ptr, p(_Rows), _ptr, _ptr, _i64, _i64, _i64, p(_Normalization),
+                         p(_Rows), _ptr, p(_LossResult)],
+        "loss_destroy": [_ptr],
+        "finalize": [],
+    }
+    for name, arguments in signatures.items():
+        function = getattr(library, "vpkl_" + name)
+        function.argtypes = arguments
+        function.restype = None if name.endswith("destroy") else i
+    library.vpkl_last_error.restype = ctypes.c_char_p
+    return library
+
+
+_lib = _load()
+
+
+def _call(name, *arguments):
+    if getattr(_lib, "vpkl_" + name)(*arguments) != 0:
+        raise VpklError(_lib.vpkl_last_error().decode(errors="replace"))
+
+
+class _Handle:
+    """A handle of the library's, destroyed with the last reference; `keeps` live as long."""
+
+    def __init__(self, kind, *arguments, create="create", keeps=()):
+        self.pointer = _ptr()
+        self._keeps = keeps
+        _call(f"{kind}_{create}", *arguments, ctypes.byref(self.pointer))
+        self._destroy = weakref.finalize(self, getattr(_lib, f"vpkl_{kind}_destroy"), self.pointer)
+
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_DIVERGENCES = {"forward_kl": 0, "reverse_kl": 1, "jsd": 2}
+_VOCAB_PARALLEL, _PLAN_ROWS = 2, 0
+
+
+def _space(device):
+    if device.type == "cpu":
+        return 0
+    if device.type == "cuda":
+        return 1
+    raise ValueError(f"device is {device}, expected cpu or cuda")
+
+
+def _stream(device):
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+
+
+def _rows(tensor, begin, end, length=None):
+    """Rows (b, t) for t in [begin, end) of `[B, T, V]`, or `length` rows of each b."""
+    count = end - begin if length is None else length
+    return _Rows(tensor.data_ptr() + begin * tensor.stride(1) * tensor.element_size(),
+                 _TYPES[tensor.dtype], tensor.shape[2], tensor.shape[0] * count, count,
+                 tensor.stride(0) if tensor.shape[0] > 1 else max(1, count) * tensor.stride(1),
+                 tensor.stride(1), None)
+
+
+def _usable(logits):
+    """The tensor itself, or one whose rows the library can read."""
+    if logits.dtype not in _TYPES:
+        logits = logits.float()
+    width = logits.shape[2]
+    rows_fit = all(logits.shape[d] < 2 or logits.stride(d) >= width for d in (0, 1))
+    return logits if (width < 2 or logits.stride(2) == 1) and rows_fit else logits.contiguous()
+
+
+# Groups of ranks ----------------------------------------------------------------------------------
+
+
+class _Group:
+    """The library's communicator over a torch.distributed group; None: this process alone."""
+
+    def __init__(self, group):
+        if group is None:
+            self.comm = _Handle("comm", create="self")
+            return
+        import torch.distributed as dist
+
+        size = dist.get_world_size(group)
+        device = torch.device("cpu")
+        if dist.get_backend(group) == "nccl":
+            device = torch.device("cuda", torch.cuda.current_device())
+
+        def all_gather(_context, local, gathered, count, _timeout_ms):
+            try:
+                if count == 0:
+                    return 0
+                own = torch.frombuffer((ctypes.c_uint8 * count).from_address(local),
+                                       dtype=torch.uint8).to(device, copy=True)
+                parts = [torch.empty_like(own) for _ in range(size)]
+                dist.all_gather(parts, own, group=group)
+                to = torch.frombuffer((ctypes.c_uint8 * (count * size)).from_address(gathered),
+                                      dtype=torch.uint8)
+                to.copy_(torch.cat(parts))
+                return 0
+            except Exception as error:  # must not cross the C interface
+                self.error = error
+                return 1
+
+        self.error = None
+        self._callback = _GATHER(all_gather)
+        callbacks = _Callbacks(None, dist.get_rank(group), size, self._callback)
+        self.comm = _Handle("comm", ctypes.byref(callbacks), create="from_callbacks", keeps=(self,))
+
+
+_kept = {}
+
+
+def _once(key, make):
+    """Communicators, vocabularies, plans and losses are made once."""
+    if key not in _kept:
+        _kept[key] = make()
+    return _kept[key]
+
+
+@atexit.register
+def clear():
+    """Drops everything kept between calls."""
+    _kept.clear()
+    _lib.vpkl_finalize()
+
+
+def _comm(group):
+    return _once(("comm", group), lambda: _Group(group)).comm
+
+
+def _vocab(group, shard, width):
+    shard = shard or Shard(width, 0, width)
+    spec = _ShardSpec(*shard, width, width)
+    return _once(("vocab", group, shard, width),
+                 lambda: _Handle("vocab", _comm(group).pointer, ctypes.byref(spec)))
+
+
+def _divergence(loss_type, temperature):
+    return _Divergence(_DIVERGENCES[loss_type], 0.5, temperature)
+
+
+# Teacher cache ------------------------------------------------------------------------------------
+
+
+class _Probe:
+    """What a fetcher asked of a cache while it was watched."""
+
+    active: Optional["_Probe"] = None
+
+    def __init__(self):
+        self.cache = self.bounds = self.answer = None
+
+    @classmethod
+    def cache_behind(cls, fetcher, length):
+        """The cache whose chunks `fetcher` hands on unchanged, or None."""
+        cls.active = probe = cls()
+        try:
+            returned = fetcher(0, length)
+        finally:
+            cls.active = None
+        plain = returned is probe.answer and probe.bounds == (0, length)
+        return probe.cache if plain else None
+
+
+class TeacherLogitCache:
+    """Teacher logits `[B, T, V]` of a micro-batch in (pinned) host memory, fetched by chunks.
+
+    `TeacherLogitCache(cpu_logits)` wraps a tensor on the CPU as it is; `from_gpu_logits` stores
+    logits, on whatever device they are, in vpkl's own cache.
+    """
+
+    def __init__(self, cpu_logits: torch.Tensor):
+        if cpu_logits.dim() != 3:
+            raise ValueError(f"cpu_logits must be 3-D [B, T, V]; got shape {tuple(cpu_logits.shape)}")
+        if cpu_logits.device.type != "cpu":
+            raise ValueError(f"cpu_logits must live on CPU; got device {cpu_logits.device}")
+        self._tensor, self._handle = cpu_logits, None
+        self._shape, self._dtype = tuple(cpu_logits.shape), cpu_logits.dtype
+
+    @classmethod
+    def from_gpu_logits(cls, logits: torch.Tensor,
+                        store_dtype: torch.dtype = torch.bfloat16) -> "TeacherLogitCache":
+        if logits.dim() != 3:
+            raise ValueError(f"cpu_logits must be 3-D [B, T, V]; got shape {tuple(logits.shape)}")
+        if store_dtype not in _TYPES:
+            return cls(logits.detach().to(store_dtype).cpu())
+        self = cls.__new__(cls)
+        logits = _usable(logits.detach())
+        batch, length, _ = logits.shape
+        options = _CacheOptions(0, _TYPES[store_dtype], 0, None)
+        self._device, self._tensor = logits.device, None
+        self._shape, self._dtype = tuple(logits.shape), store_dtype
+        self._handle = _Handle("cache", _space(logits.device), _comm(None).pointer,
+                               ctypes.byref(options))
+        _call("cache_store", self._handle.pointer, _stream(logits.device),
+              ctypes.byref(_rows(logits, 0, length)), batch, length, None, 0)
+        return self
+
+    @property
+    def shape(self) -> Tuple[int, int, int]:
+        return tuple(int(n) for n in self._shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def cpu_logits(self) -> torch.Tensor:
+        """A copy of everything held, on the CPU; the tensor itself where the cache wraps one."""
+        if self._handle is None:
+            return self._tensor
+        return self.chunk_to_device(0, self.shape[1], torch.device("cpu"))
+
+    def chunk_to_device(self, start: int, end: int, device: torch.device,
+                        dtype: Optional[torch.dtype] = None) -> torch.Tensor:
+        batch, length, width = self.shape
+        if not 0 <= start < end <= length:
+            raise ValueError(f"chunk bounds [{start}, {end}) invalid for T={length}")
+        device, dtype = torch.device(device), dtype or self._dtype
+        probe = _Probe.active
+        if probe is not None:
+            probe.cache, probe.bounds = self, (start, end)
+            probe.answer = torch.empty(1, dtype=dtype).expand(batch, end - start, width)
+            return probe.answer
+        if self._handle is None:
+            return self._tensor[:, start:end].to(device=device, dtype=dtype, non_blocking=True)
+        fetched = dtype if dtype in _TYPES else self._dtype
+        out = torch.empty(batch, end - start, width, dtype=fetched, device=self._device)
+        _call("cache_fetch_chunk", self._handle.pointer, _stream(self._device), start, end,
+              ctypes.byref(_rows(out, 0, end - start)))
+        return out.to(device=device, dtype=dtype)
+
+    def free(self) -> None:
+        """Drops the rows; work already enqueued on them ends first."""
+        self._handle, self._tensor, self._shape = None, torch.empty(0), (0, 0, 0)
+
+
+# Losses -------------------------------------------------------------------------------------------
+
+
+class _Work(NamedTuple):
+    """One call's inputs, checked."""
+
+    fetcher: Callable[[int, int], torch.Tensor]
+    cache: Optional[TeacherLogitCache]  # set where it serves the rows itself
+    mask: torch.Tensor  # [B, T] float32 on the host
+    loss_type: str
+    temperature: float
+    chunk_size: int
+    group: object
+    shard: Optional[Shard]
+
+
+def _by_rows(student, gradient, work):
+    """The library's streamed loss over its own cache, whose rows are one position longer."""
+    batch, length, width = student.shape
+    device, space = student.device, _space(student.device)
+    vocab = _vocab(work.group, work.shard, width)
+    options = _divergence(work.loss_type, work.temperature)
+    loss = _once(
+        ("loss", space, work.group, work.shard, width, work.loss_type, work.temperature,
+         work.chunk_size),
+        lambda: _Handle("loss", space, _comm(work.group).pointer, vocab.pointer,
+                        ctypes.byref(options), _VOCAB_PARALLEL, _PLAN_ROWS, work.chunk_size))
+    mask = F.pad(work.mask != 0, (1, 0)).to(torch.uint8).contiguous()
+    result = _LossResult()
+    # The last position never counts: the student's rows there, maybe beyond its memory, are not
+    # touched; the gradient has them.
+    student_rows = _rows(student, 0, length, length + 1)
+    gradient_rows = None if gradient is None else ctypes.byref(_rows(gradient, 0, length + 1))
+    _call("loss_compute", loss.pointer, _stream(device), ctypes.byref(student_rows),
+          work.cache._handle.pointer, mask.data_ptr(), batch, length + 1, 0,
+          ctypes.byref(_Normalization(0, 0.0, 1, 1.0)), gradient_rows, None, ctypes.byref(result))
+    return torch.tensor(result.loss, dtype=torch.float32, device=device)
+
+
+def _by_chunks(student, gradient, work):
+    """The operator on one fetched chunk after the other."""
+    batch, length, width = student.shape
+    device, space = student.device, _space(student.device)
+    vocab = _vocab(work.group, work.shard, width)
+    options = _divergence(work.loss_type, work.temperature)
+    weights = (work.mask / work.mask.sum().clamp_min(1.0)).to(device)
+    total = torch.zeros((), dtype=torch.float32, device=device)
+    for start in range(0, length, work.chunk_size):
+        end = min(start + work.chunk_size, length)
+        if not work.mask[:, start:end].any():
+            if gradient is not None:
+                gradient[:, start:end].zero_()
+            continue
+        teacher = work.fetcher(start, end)
+        if teacher.shape[1] != end - start:
+            raise RuntimeError(f"fetcher returned chunk of length {teacher.shape[1]}, "
+                               f"expected {end - start}")
+        if teacher.shape != (batch, end - start, width):
+            raise ValueError(f"shape mismatch: student {(batch, end - start, width)} vs teacher "
+                             f"{tuple(teacher.shape)}")
+        teacher = _usable(teacher.detach().to(device))
+        rows = batch * min(work.chunk_size, length)
+        plan = _once(
+            ("plan", space, work.group, work.shard, width, work.loss_type, work.temperature,
+             student.dtype, teacher.dtype, rows),
+            lambda: _Handle("plan", space, _stream(device), _comm(work.group).pointer,
+                            vocab.pointer, ctypes.byref(options), _VOCAB_PARALLEL,
+                            _TYPES[student.dtype], _TYPES[teacher.dtype], rows))
+        weight = weights[:, start:end].contiguous()
+        value = torch.empty(batch, end - start, dtype=torch.float32, device=device)
+        gradient_rows = None if gradient is None else ctypes.byref(_rows(gradient, start, end))
+        _call("plan_execute", plan.pointer, _stream(device),
+              ctypes.byref(_rows(student, start, end)), ctypes.byref(_rows(teacher, 0, end - start)),
+              weight.data_ptr(), value.data_ptr(), gradient_rows)
+        total += (value * weight).sum()
+    return total
+
+
+class _Distillation(torch.autograd.Function):
+
+    @staticmethod
+    def forward(ctx, student, work, in_place):
+        wanted = ctx.needs_input_grad[0]
+        if in_place:
+            loss = _by_chunks(student, student, work)
+            ctx.mark_dirty(student)
+            ctx.gradient = student.detach()
+            return loss, student
+        batch, length, width = student.shape
+        if work.cache is not None:
+            gradient = student.new_empty(batch, length + 1, width) if wanted else None
+            loss = _by_rows(student, gradient, work)
+            ctx.gradient = gradient[:, :length] if wanted else None
+        else:
+            ctx.gradient = student.new_empty(student.shape) if wanted else None
+            loss = _by_chunks(student, ctx.gradient, work)
+        return loss
+
+    @staticmethod
+    def backward(ctx, upstream, *_):
+        return ctx.gradient * upstream.to(ctx.gradient.dtype), None, None
+
+
+def _check(student, mask, loss_type):
+    if loss_type not in _DIVERGENCES:
+        raise ValueError(f"Unknown loss_type {loss_type!r}; choose from {sorted(_DIVERGENCES)}")
+    batch, length, _ = student.shape
+    if mask.shape != (batch, length):
+        raise ValueError(f"response_mask {tuple(mask.shape)} does not match logits "
+                         f"prefix ({batch}, {length})")
+
+
+def _distil(student, fetcher, mask, loss_type, temperature, chunk_size, group, shard, in_place):
+    # A fetcher that only hands on chunks of a cache is served by rows: what does not count never
+    # crosses the bus.
+    _, length, width = student.shape
+    host_mask = mask.detach().to("cpu", torch.float32)
+    cache = None
+    if not in_place and length > 0 and isinstance(fetcher, Callable):
+        try:
+            cache = _Probe.cache_behind(fetcher, length)
+        except Exception:  # shows up again, for real, where the chunk is fetched
+            cache = None
+    binary = bool(((host_mask == 0) | (host_mask == 1)).all())
+    serves = (cache is not None and cache._handle is not None and binary
+              and cache._device == student.device
+              and cache.shape == (student.shape[0], length + 1, width))
+    student = _usable(student)
+    work = _Work(fetcher, cache if serves else None, host_mask, loss_type, temperature, chunk_size,
+                 group, shard)
+    return _Distillation.apply(student, work, in_place)
+
+
+def streamed_distillation_loss(
+    student_logits: torch.Tensor,
+    teacher_chunk_fetcher: Callable[[int, int], torch.Tensor],
+    response_mask: torch.Tensor,
+    loss_type: str = "reverse_kl",
+    temperature: float = 1.0,
+    chunk_size: int = 512,
+    *,
+    group=None,
+    shard: Optional[Shard] = None,
+    in_place: bool = False,
+) -> torch.Tensor:
+    """Mean divergence over the masked positions, teacher logits fetched chunk by chunk.
+
+    Args:
+        student_logits: ``[B, T, V]``, already shifted (``logits[:, :-1]``); under a group the local
+            columns.
+        teacher_chunk_fetcher: ``fn(start, end) -> [B, end - start, V]``. One that hands on chunks of
+            a `TeacherLogitCache` unchanged is recognised (it is called once with the whole range,
+            while the cache only notes what was asked).
+        response_mask: ``[B, T]``, already shifted (``mask[:, 1:]``).
+        loss_type: ``"forward_kl" | "reverse_kl" | "jsd"``.
+        group: torch.distributed group over whose ranks the vocabulary is sharded.
+        shard: this rank's ids; needed with ``group``.
+        in_place: the gradient replaces the student's logits, which must not be a leaf; returns
+            ``(loss, student_logits)``, and the second must be used from then on.
+
+    Returns:
+        fp32 scalar, the same on every rank of the group.
+    """
+    _check(student_logits, response_mask, loss_type)
+    return _distil(student_logits, teacher_chunk_fetcher, response_mask, loss_type, temperature,
+                   chunk_size, group, shard, in_place)
+
+
+def chunked_distillation_loss(
+    student_logits: torch.Tensor,
+    teacher_logits: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_type: str = "reverse_kl",
+    temperature: float = 1.0,
+    chunk_size: int = 512,
+    *,
+    group=None,
+    shard: Optional[Shard] = None,
+) -> torch.Tensor:
+    """As `streamed_distillation_loss`, with the teacher's ``[B, T, V]`` logits at hand."""
+    if loss_type not in _DIVERGENCES:
+        raise ValueError(f"Unknown loss_type {loss_type!r}; choose from {sorted(_DIVERGENCES)}")
+    if student_logits.shape != teacher_logits.shape:
+        raise ValueError(f"shape mismatch: student {tuple(student_logits.shape)} vs teacher "
+                         f"{tuple(teacher_logits.shape)}")
+    return streamed_distillation_loss(student_logits, lambda start, end: teacher_logits[:, start:end],
+                                      response_mask, loss_type, temperature, chunk_size, group=group,
+                                      shard=shard)
+
+
+def per_token_logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """log p(label_t | context) for each position of ``[B, T, V]``; fp32 ``[B, T]``."""
+    chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1).float()
+    # One position at a time: no [B, T, V] in fp32.
+    normalizer = [torch.logsumexp(logits[:, t].float(), dim=-1) for t in range(logits.shape[1])]
+    return chosen - torch.stack(normalizer, dim=1) if normalizer else chosen

@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""vpkl_torch against PyTorch's own arithmetic, on the CPU and, where there is one, on a GPU."""
+import os
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+sys.path.insert(0, os.environ["VPKL_PYTHON_DIR"])
+import vpkl_torch  # noqa: E402
+from vpkl_torch import (Shard, TeacherLogitCache, VpklError, chunked_distillation_loss,  # noqa: E402
+                        per_token_logprobs, streamed_distillation_loss)
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+LOSSES = ["forward_kl", "reverse_kl", "jsd"]
+
+
+def reference(student, teacher, mask, loss_type, temperature):
+    """In double, differentiable."""
+    s = torch.log_softmax(student.double() / temperature, -1)
+    t = torch.log_softmax(teacher.double() / temperature, -1)
+    if loss_type == "forward_kl":
+        value = (t.exp() * (t - s)).sum(-1)
+    elif loss_type == "reverse_kl":
+        value = (s.exp() * (s - t)).sum(-1)
+    else:
+        m = torch.logaddexp(s, t) - torch.log(torch.tensor(2.0, dtype=torch.float64))
+        value = 0.5 * ((t.exp() * (t - m)).sum(-1) + (s.exp() * (s - m)).sum(-1))
+    return (value * temperature**2 * mask).sum() / mask.sum().clamp_min(1.0)
+
+
+def expected(student, teacher, mask, loss_type, temperature=1.0):
+    leaf = student.detach().double().requires_grad_()
+    loss = reference(leaf, teacher, mask.double(), loss_type, temperature)
+    loss.backward()
+    return loss.detach(), leaf.grad
+
+
+def problem(device, batch=3, length=21, width=517, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    student = (2 * torch.randn(batch, length, width, generator=generator)).to(device, dtype)
+    teacher = (2 * torch.randn(batch, length, width, generator=generator)).to(device, dtype)
+    mask = torch.zeros(batch, length - 1)
+    mask[0, 5:9] = 1
+    mask[0, 7] = 0  # a hole
+    mask[-1, length - 2] = 1
+    return student, teacher, mask.to(device)
+
+
+class Case(unittest.TestCase):
+
+    def assert_near(self, got, want, tolerance):
+        scale = want.double().norm().clamp_min(1e-30)
+        error = ((got.double().cpu() - want.double().cpu()).norm() / scale.cpu()).item()
+        self.assertLess(error, tolerance)
+
+
+class Losses(Case):
+
+    def test_against_pytorch(self):
+        for device in DEVICES:
+            for dtype, tolerance in [(torch.float32, 2e-6), (torch.bfloat16, 4e-3),
+                                     (torch.float16, 1e-3)]:
+                for loss_type in LOSSES:
+                    for temperature, chunk in [(1.0, 512), (2.0, 4), (0.5, 1)]:
+                        with self.subTest(device=device, dtype=dtype, loss_type=loss_type,
+                                          temperature=temperature, chunk=chunk):
+                            self.against_pytorch(device, dtype, tolerance, loss_type, temperature,
+                                                 chunk)
+
+    def against_pytorch(self, device, dtype, tolerance, loss_type, temperature, chunk):
+        student, teacher, mask = problem(device, dtype=dtype)
+        want, want_gradient = expected(student[:, :-1], teacher[:, :-1], mask, loss_type,
+                                       temperature)
+        cache = TeacherLogitCache.from_gpu_logits(teacher, store_dtype=dtype)
+
+        def fetch(start, end):
+            return cache.chunk_to_device(start, end, device=student.device, dtype=student.dtype)
+
+        def opaque(start, end):
+            return fetch(start, end).clone()
+
+        gradients = []
+        for fetcher in (fetch, opaque, lambda start, end: teacher[:, start:end]):
+            leaf = student.detach().clone().requires_grad_()
+            loss = streamed_distillation_loss(leaf[:, :-1], fetcher, mask, loss_type, temperature,
+                                              chunk)
+            self.assertEqual((loss.dtype, loss.shape, loss.device), (torch.float32, (), mask.device))
+            self.assert_near(loss, want, 2e-6)
+            loss.backward()
+            self.assertEqual(leaf.grad.dtype, dtype)
+            self.assert_near(leaf.grad[:, :-1], want_gradient, tolerance)
+            self.assertTrue((leaf.grad[:, -1] == 0).all() and (leaf.grad[1] == 0).all())
+            gradients.append(leaf.grad)
+        self.assertTrue(torch.equal(gradients[0], gradients[1]))
+        self.assertTrue(torch.equal(gradients[0], gradients[2]))
+
+    def test_a_cache_is_recognised_and_nothing_else(self):
+        student, teacher, mask = problem("cpu")
+        student = student[:, :-1]
+        cache = TeacherLogitCache.from_gpu_logits(teacher, store_dtype=torch.float32)
+
+        def fetch(start, end):
+            return cache.chunk_to_device(start, end, student.device)
+
+        with mock.patch.object(vpkl_torch, "_by_chunks", side_effect=AssertionError("by chunks")):
+            served = streamed_distillation_loss(student, fetch, mask)
+        self.assert_near(served, expected(student, teacher[:, :-1], mask, "reverse_kl")[0], 2e-6)
+
+        others = {
+            "scaled": (lambda s, e: 2 * fetch(s, e), 2 * teacher[:, :-1]),
+            "shifted": (lambda s, e: fetch(s + 1, e + 1), teacher[:, 1:]),
+            "copied": (lambda s, e: fetch(s, e).clone(), teacher[:, :-1]),
+        }
+        with mock.patch.object(vpkl_torch, "_by_rows", side_effect=AssertionError("by rows")):
+            for name, (fetcher, logits) in others.items():
+                with self.subTest(name):
+                    want = expected(student, logits, mask, "reverse_kl")[0]
+                    self.assert_near(streamed_distillation_loss(student, fetcher, mask), want, 2e-6)
+            # Weights that are no mask.
+            soft = mask * 0.25
+            soft[0, 5] = 1.5
+            want = expected(student, teacher[:, :-1], soft, "reverse_kl")[0]
+            self.assert_near(streamed_distillation_loss(student, fetch, soft), want, 2e-6)
+
+    def test_incoming_gradients(self):
+        for device in DEVICES:
+            student, teacher, mask = problem(device)
+            want = expected(student[:, :-1], teacher[:, :-1], mask, "forward_kl")[1]
+            ways = {
+                "scaled": (lambda loss: (3 * loss).backward(), 3),
+                "expanded": (lambda loss: loss.expand(4).sum().backward(), 4),
+                "strided": (lambda loss: loss.expand(6)[::2].backward(
+                    torch.tensor([1.0, 9.0, 2.0, 9.0, 3.0], device=device)[::2]), 6),
+                "twice": (lambda loss: (loss.backward(retain_graph=True), loss.backward()), 2),
+            }
+            for name, (backward, factor) in ways.items():
+                with self.subTest(name, device=device):
+                    leaf = student[:, :-1].clone().requires_grad_()
+                    backward(chunked_distillation_loss(leaf, teacher[:, :-1], mask, "forward_kl"))
+                    self.assert_near(leaf.grad, factor * want, 2e-6)
+
+    def test_in_place(self):
+        for device in DEVICES:
+            student, teacher, mask = problem(device)
+            leaf = student[:, :-1].clone().requires_grad_()
+            logits = leaf * 1.0
+            kept = logits.square()  # saves the logits for its backward
+            loss, logits = streamed_distillation_loss(
+                logits, lambda s, e: teacher[:, s:e], mask, "forward_kl", in_place=True)
+            loss.backward(retain_graph=True)
+            want, gradient = expected(student[:, :-1], teacher[:, :-1], mask, "forward_kl")
+            self.assert_near(loss, want, 2e-6)
+            self.assert_near(leaf.grad, gradient, 2e-6)
+            with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                kept.sum().backward()
+
+    def test_layouts(self):
+        student, teacher, mask = problem("cpu")
+        want = expected(student[:, :-1], teacher[:, :-1], mask, "forward_kl")
+        transposed = student.transpose(1, 2).contiguous().transpose(1, 2)
+        one = (student[:1], teacher[:1], mask[:1])
+        for name, logits in {"view": student[:, :-1], "transposed": transposed[:, :-1],
+                             "double": student[:, :-1].double()}.items():
+            with self.subTest(name):
+                leaf = logits.detach().requires_grad_()
+                cache = TeacherLogitCache.from_gpu_logits(teacher, torch.float32)
+                loss = streamed_distillation_loss(
+                    leaf, lambda s, e: cache.chunk_to_device(s, e, torch.device("cpu")), mask,
+                    "forward_kl")
+                loss.backward()
+                self.assert_near(loss, want[0], 2e-6)
+                self.assert_near(leaf.grad, want[1], 2e-6)
+        loss = chunked_distillation_loss(one[0][:, :-1], one[1][:, :-1], one[2], "forward_kl")
+        self.assert_near(loss, expected(one[0][:, :-1], one[1][:, :-1], one[2], "forward_kl")[0],
+                         2e-6)
+
+    def test_nothing_counts(self):
+        student, teacher, mask = problem("cpu")
+        leaf = student[:, :-1].clone().requires_grad_()
+        cache = TeacherLogitCache.from_gpu_logits(teacher)
+        loss = streamed_distillation_loss(
+            leaf, lambda s, e: cache.chunk_to_device(s, e, torch.device("cpu")), mask * 0)
+        loss.backward()
+        self.assertEqual(loss.item(), 0.0)
+        self.assertTrue((leaf.grad == 0).all())
+
+    def test_refusals(self):
+        student, teacher, mask = problem("cpu")
+        refused = [
+            (ValueError, r"Unknown loss_type 'kl'; choose from \['forward_kl', 'jsd', 'reverse_kl'\]",
+             lambda: chunked_distillation_loss(student, teacher, mask, "kl")),
+            (ValueError, "shape mismatch: student",
+             lambda: chunked_distillation_loss(student, teacher[:, :-1], mask)),
+            (ValueError, "does not match logits prefix",
+             lambda: chunked_distillation_loss(student, teacher, mask)),
+            (RuntimeError, "fetcher returned chunk of length 19, expected 20",
+             lambda: streamed_distillation_loss(student[:, :-1], lambda s, e: teacher[:, s:e - 1],
+                                                mask)),
+            (ValueError, "shape mismatch",
+             lambda: streamed_distillation_loss(student[:, :-1], lambda s, e: teacher[:1, s:e],
+                                                mask)),
+            (VpklError, "temperature", lambda: chunked_distillation_loss(
+                student[:, :-1], teacher[:, :-1], mask, temperature=0.0)),
+        ]
+        for error, text, call in refused:
+            with self.subTest(text), self.assertRaisesRegex(error, text):
+                call()
+
+    def test_log_probabilities(self):
+        student, _, _ = problem("cpu", dtype=torch.bfloat16)
+        labels = torch.randint(0, student.shape[-1], student.shape[:2])
+        want = torch.log_softmax(student.double(), -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        got = per_token_logprobs(student, labels)
+        self.assertEqual(got.dtype, torch.float32)
+        self.assert_near(got, want, 1e-6)
+
+
+class Cache(Case):
+
+    def test_round_trip(self):
+        for device in DEVICES:
+            source = torch.randn(3, 10, 37).to(device)
+            cache = TeacherLogitCache.from_gpu_logits(source)
+            self.assertEqual((cache.shape, cache.dtype), ((3, 10, 37), torch.bfloat16))
+            stored = source.to(torch.bfloat16)
+            for start, end in [(0, 10), (3, 4), (5, 10)]:
+                got = cache.chunk_to_device(start, end, torch.device(device))
+                self.assertTrue(torch.equal(got, stored[:, start:end]))
+                wide = cache.chunk_to_device(start, end, torch.device("cpu"), torch.float32)
+                self.assertTrue(torch.equal(wide, stored[:, start:end].float().cpu()))
+            self.assertTrue(torch.equal(cache.cpu_logits, stored.cpu()))
+            cache.free()
+            self.assertEqual(cache.cpu_logits.numel(), 0)
+
+    def test_refusals(self):
+        cache = TeacherLogitCache.from_gpu_logits(torch.zeros(1, 8, 4))
+        for start, end in [(0, 9), (5, 3), (-1, 4), (2, 2)]:
+            with self.assertRaisesRegex(ValueError, "invalid for T=8"):
+                cache.chunk_to_device(start, end, torch.device("cpu"))
+        for make in (TeacherLogitCache, TeacherLogitCache.from_gpu_logits):
+            with self.assertRaisesRegex(ValueError, "must be 3-D"):
+                make(torch.zeros(8, 32))
+
+
+def sharded(rank, size, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    student, teacher, mask = problem("cpu")
+    width = student.shape[-1]
+    shard = Shard(width, width * rank // size, width * (rank + 1) // size)
+    local = slice(shard.begin, shard.end)
+    for loss_type in LOSSES:
+        want, gradient = expected(student[:, :-1], teacher[:, :-1], mask, loss_type)
+        cache = TeacherLogitCache.from_gpu_logits(teacher[..., local], torch.float32)
+        leaf = student[:, :-1, local].clone().requires_grad_()
+        loss = streamed_distillation_loss(
+            leaf, lambda s, e: cache.chunk_to_device(s, e, torch.device("cpu")), mask, loss_type,
+            group=dist.group.WORLD, shard=shard)
+        loss.backward()
+        assert abs(loss.item() - want.item()) < 2e-6 * abs(want.item()), (loss, want)
+        difference = (leaf.grad.double() - gradient[..., local]).norm() / gradient.norm()
+        assert difference < 2e-6, difference
+    # One rank's mistake is everybody's error.
+    try:
+        streamed_distillation_loss(student[:, :-1, local], lambda s, e: teacher[:, s:e, local],
+                                   mask, "forward_kl", 1.0 if rank else -1.0,
+                                   group=dist.group.WORLD, shard=shard)
+        raise AssertionError("a temperature that differs was accepted")
+    except VpklError as error:
+        assert "temperature" in str(error), error
+    dist.destroy_process_group()
+
+
+class Sharded(Case):
+
+    def test_two_and_three_ranks(self):
+        for size in (2, 3):
+            with self.subTest(size=size), tempfile.TemporaryDirectory() as folder:
+                torch.multiprocessing.spawn(sharded, (size, folder), nprocs=size)
+
+
+if __name__ == "__main__":
+    unittest.main()
