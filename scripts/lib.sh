@@ -24,9 +24,10 @@ export VPKL_PYTHON
 
 # The OpenMP build of OpenBLAS shares the thread pool of the surrounding OpenMP
 # code and runs serially inside a parallel region. The pthread build keeps a
-# second pool of its own, which oversubscribes the cores.
+# second pool of its own, which oversubscribes the cores. Kokkos Kernels looks for
+# the names of BLAS functions with a Fortran compiler.
 VPKL_PACKAGES=(
-  cmake ninja-build g++ pkg-config
+  cmake ninja-build g++ gfortran pkg-config
   libhdf5-dev hdf5-tools
   libopenmpi-dev openmpi-bin
   libopenblas-openmp-dev
