@@ -69,8 +69,8 @@ class Vpkl(CMakePackage, CudaPackage):
         depends_on(f"kokkos+cuda cuda_arch={_arch}", when=f"+cuda cuda_arch={_arch}")
     # Kokkos 5 has no such option: lambdas are always on.
     conflicts("^kokkos~cuda_lambda", when="+cuda", msg="vpkl+cuda needs kokkos+cuda_lambda")
-    # g++ compiles device code through Kokkos' nvcc_wrapper.
-    depends_on("kokkos+wrapper", when="+cuda %gcc")
+    # Device code goes through nvcc_wrapper; Clang as the CUDA compiler is untested.
+    depends_on("kokkos+wrapper", when="+cuda")
     conflicts("^kokkos@:4.7.0", when="+cuda ^cuda@13:", msg="CUDA 13 needs Kokkos 4.7.1 or later")
     conflicts("%gcc@:8", msg="vpkl needs g++ 9 or later")
 
