@@ -179,7 +179,7 @@ class Vpkl(CMakePackage, CudaPackage):
 
     def check(self):
         """Run the quick tests, under MPI on one and two ranks."""
-        with working_dir(self.build_directory):
+        with working_dir(self.builder.build_directory):
             ctest = Executable(self.spec["cmake"].prefix.bin.ctest)
             names = "|".join(self.quick_tests)
             ctest("-R", f"^({names})(_np[12])?$", "--output-on-failure", "--no-tests=error")
