@@ -16,8 +16,8 @@ class Vpkl(CMakePackage, CudaPackage):
 
     # No release and no public address yet: the source is the checkout that
     # this file lies in, <checkout>/spack/packages/vpkl/package.py. A plain
-    # "spack install" takes the committed branch main of it; "spack dev-build"
-    # and "spack develop" take the working tree.
+    # "spack install" takes the committed branch main of it; "spack develop",
+    # as in the environments, takes the working tree.
     git = "file://" + os.path.realpath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
 
     test_requires_compiler = True
