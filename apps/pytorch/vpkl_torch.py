@@ -12,15 +12,19 @@ Beyond the example's: `group` and `shard` for a vocabulary that is sharded over 
 torch.distributed group, and `in_place`.
 """
 import atexit
+import contextlib
 import ctypes
 import ctypes.util
+import hashlib
 import os
 import pathlib
+import threading
 import weakref
 from typing import Callable, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 __all__ = [
     "Shard",
@@ -86,17 +90,17 @@ class _LossResult(ctypes.Structure):
 
 
 def _load():
-    beside = pathlib.Path(__file__).resolve().parent.parent
-    candidates = [os.environ.get("VPKL_LIBRARY")]
-    candidates += [str(p) for lib in ("lib", "lib64") for p in
-                   sorted((beside.parent / lib).glob("**/libvpkl_c.so"))]
-    candidates.append(ctypes.util.find_library("vpkl_c"))
-    for candidate in candidates:
-        if candidate:
-            library = ctypes.CDLL(candidate)
-            break
-    else:
+    def candidates():
+        yield os.environ.get("VPKL_LIBRARY")
+        prefix = pathlib.Path(__file__).resolve().parents[2]  # of <prefix>/share/vpkl/vpkl_torch.py
+        for pattern in ("lib*/libvpkl_c.so", "lib/*/libvpkl_c.so"):
+            yield from (str(path) for path in sorted(prefix.glob(pattern)))
+        yield ctypes.util.find_library("vpkl_c")
+
+    path = next((candidate for candidate in candidates() if candidate), None)
+    if path is None:
         raise ImportError("libvpkl_c.so was not found; set VPKL_LIBRARY to its path")
+    library = ctypes.CDLL(path)
     p, i = ctypes.POINTER, ctypes.c_int
     signatures = {
         "comm_self": [p(_ptr)],
@@ -128,9 +132,16 @@ def _load():
 _lib = _load()
 
 
+_callback_error = threading.local()  # what a callback of the call in progress raised
+
+
 def _call(name, *arguments):
+    _callback_error.value = None
     if getattr(_lib, "vpkl_" + name)(*arguments) != 0:
-        raise VpklError(_lib.vpkl_last_error().decode(errors="replace"))
+        text, cause = _lib.vpkl_last_error().decode(errors="replace"), _callback_error.value
+        if isinstance(cause, KeyboardInterrupt):
+            raise cause
+        raise VpklError(text) from cause
 
 
 class _Handle:
@@ -140,7 +151,11 @@ class _Handle:
         self.pointer = _ptr()
         self._keeps = keeps
         _call(f"{kind}_{create}", *arguments, ctypes.byref(self.pointer))
-        self._destroy = weakref.finalize(self, getattr(_lib, f"vpkl_{kind}_destroy"), self.pointer)
+        self.destroy = weakref.finalize(self, getattr(_lib, f"vpkl_{kind}_destroy"), self.pointer)
+        _handles.add(self)
+
+
+_handles = weakref.WeakSet()
 
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -163,10 +178,11 @@ def _stream(device):
 def _rows(tensor, begin, end, length=None):
     """Rows (b, t) for t in [begin, end) of `[B, T, V]`, or `length` rows of each b."""
     count = end - begin if length is None else length
-    return _Rows(tensor.data_ptr() + begin * tensor.stride(1) * tensor.element_size(),
+    # The stride of a dimension of one element says nothing.
+    row = tensor.stride(1) if tensor.shape[1] > 1 else tensor.shape[2]
+    return _Rows(tensor.data_ptr() + begin * row * tensor.element_size(),
                  _TYPES[tensor.dtype], tensor.shape[2], tensor.shape[0] * count, count,
-                 tensor.stride(0) if tensor.shape[0] > 1 else max(1, count) * tensor.stride(1),
-                 tensor.stride(1), None)
+                 tensor.stride(0) if tensor.shape[0] > 1 else max(1, count) * row, row, None)
 
 
 def _usable(logits):
@@ -207,14 +223,14 @@ class _Group:
                                       dtype=torch.uint8)
                 to.copy_(torch.cat(parts))
                 return 0
-            except Exception as error:  # must not cross the C interface
-                self.error = error
+            except BaseException as error:  # must not cross the C interface; _call raises it
+                _callback_error.value = error
                 return 1
 
-        self.error = None
-        self._callback = _GATHER(all_gather)
-        callbacks = _Callbacks(None, dist.get_rank(group), size, self._callback)
-        self.comm = _Handle("comm", ctypes.byref(callbacks), create="from_callbacks", keeps=(self,))
+        callback = _GATHER(all_gather)
+        callbacks = _Callbacks(None, dist.get_rank(group), size, callback)
+        self.comm = _Handle("comm", ctypes.byref(callbacks), create="from_callbacks",
+                            keeps=(callback,))
 
 
 _kept = {}
@@ -227,10 +243,16 @@ def _once(key, make):
     return _kept[key]
 
 
-@atexit.register
 def clear():
-    """Drops everything kept between calls."""
+    """Drops the communicators, plans and losses kept between calls, and their memory."""
     _kept.clear()
+
+
+@atexit.register
+def _finalize():
+    clear()
+    for handle in list(_handles):
+        handle.destroy()
     _lib.vpkl_finalize()
 
 
@@ -255,21 +277,29 @@ def _divergence(loss_type, temperature):
 class _Probe:
     """What a fetcher asked of a cache while it was watched."""
 
-    active: Optional["_Probe"] = None
+    _local = threading.local()
 
-    def __init__(self):
+    def __init__(self, fetcher, start, end):
         self.cache = self.bounds = self.answer = None
+        self._local.active = self
+        try:
+            self.returned = fetcher(start, end)
+        finally:
+            self._local.active = None
+        # The cache whose chunks the fetcher hands on unchanged.
+        plain = self.returned is self.answer and self.bounds == (start, end)
+        self.served_by = self.cache if plain else None
 
     @classmethod
-    def cache_behind(cls, fetcher, length):
-        """The cache whose chunks `fetcher` hands on unchanged, or None."""
-        cls.active = probe = cls()
-        try:
-            returned = fetcher(0, length)
-        finally:
-            cls.active = None
-        plain = returned is probe.answer and probe.bounds == (0, length)
-        return probe.cache if plain else None
+    def active(cls):
+        return getattr(cls._local, "active", None)
+
+
+def _with_chunk(fetcher, bounds, chunk):
+    """The fetcher, without asking again for the chunk that is already there."""
+    kept = {bounds: chunk}
+    return lambda start, end: kept.pop((start, end), None) if (start, end) in kept else fetcher(
+        start, end)
 
 
 class TeacherLogitCache:
@@ -327,10 +357,12 @@ class TeacherLogitCache:
         if not 0 <= start < end <= length:
             raise ValueError(f"chunk bounds [{start}, {end}) invalid for T={length}")
         device, dtype = torch.device(device), dtype or self._dtype
-        probe = _Probe.active
+        probe = _Probe.active()
         if probe is not None:
             probe.cache, probe.bounds = self, (start, end)
-            probe.answer = torch.empty(1, dtype=dtype).expand(batch, end - start, width)
+            # Whoever keeps it for data is to notice.
+            probe.answer = torch.full((1,), float("nan"), dtype=dtype).expand(
+                batch, end - start, width)
             return probe.answer
         if self._handle is None:
             return self._tensor[:, start:end].to(device=device, dtype=dtype, non_blocking=True)
@@ -354,6 +386,7 @@ class _Work(NamedTuple):
     fetcher: Callable[[int, int], torch.Tensor]
     cache: Optional[TeacherLogitCache]  # set where it serves the rows itself
     mask: torch.Tensor  # [B, T] float32 on the host
+    divisor: float  # of the gradient; the loss is always the mean
     loss_type: str
     temperature: float
     chunk_size: int
@@ -380,8 +413,37 @@ def _by_rows(student, gradient, work):
     gradient_rows = None if gradient is None else ctypes.byref(_rows(gradient, 0, length + 1))
     _call("loss_compute", loss.pointer, _stream(device), ctypes.byref(student_rows),
           work.cache._handle.pointer, mask.data_ptr(), batch, length + 1, 0,
-          ctypes.byref(_Normalization(0, 0.0, 1, 1.0)), gradient_rows, None, ctypes.byref(result))
-    return torch.tensor(result.loss, dtype=torch.float32, device=device)
+          ctypes.byref(_Normalization(1, work.divisor, 1, 1.0)), gradient_rows, None,
+          ctypes.byref(result))
+    mean = result.loss * work.divisor / max(float(work.mask.sum()), 1.0)
+    return torch.tensor(mean, dtype=torch.float32, device=device)
+
+
+def _fetched(fetcher, start, end, student):
+    """A chunk of the fetcher's that the library can read."""
+    teacher = fetcher(start, end)
+    if teacher.shape[1] != end - start:
+        raise RuntimeError(f"fetcher returned chunk of length {teacher.shape[1]}, "
+                           f"expected {end - start}")
+    shape = (student.shape[0], end - start, student.shape[2])
+    if teacher.shape != shape:
+        raise ValueError(f"shape mismatch: student {shape} vs teacher {tuple(teacher.shape)}")
+    return _usable(teacher.detach().to(student.device))
+
+
+def _plan(space, device, vocab, student, teacher, rows, work):
+    """A plan for at least `rows` rows; the largest asked for is kept."""
+    stream = _stream(device)
+    key = ("plan", space, stream, work.group, work.shard, vocab, work.loss_type, work.temperature,
+           student, teacher)
+    kept_rows, plan = _kept.get(key, (0, None))
+    if plan is None or kept_rows < rows:
+        options = _divergence(work.loss_type, work.temperature)
+        plan = _Handle("plan", space, stream, _comm(work.group).pointer, vocab.pointer,
+                       ctypes.byref(options), _VOCAB_PARALLEL, _TYPES[student], _TYPES[teacher],
+                       rows)
+        _kept[key] = rows, plan
+    return plan
 
 
 def _by_chunks(student, gradient, work):
@@ -389,8 +451,7 @@ def _by_chunks(student, gradient, work):
     batch, length, width = student.shape
     device, space = student.device, _space(student.device)
     vocab = _vocab(work.group, work.shard, width)
-    options = _divergence(work.loss_type, work.temperature)
-    weights = (work.mask / work.mask.sum().clamp_min(1.0)).to(device)
+    weights = (work.mask / work.divisor).to(device)
     total = torch.zeros((), dtype=torch.float32, device=device)
     for start in range(0, length, work.chunk_size):
         end = min(start + work.chunk_size, length)
@@ -398,21 +459,9 @@ def _by_chunks(student, gradient, work):
             if gradient is not None:
                 gradient[:, start:end].zero_()
             continue
-        teacher = work.fetcher(start, end)
-        if teacher.shape[1] != end - start:
-            raise RuntimeError(f"fetcher returned chunk of length {teacher.shape[1]}, "
-                               f"expected {end - start}")
-        if teacher.shape != (batch, end - start, width):
-            raise ValueError(f"shape mismatch: student {(batch, end - start, width)} vs teacher "
-                             f"{tuple(teacher.shape)}")
-        teacher = _usable(teacher.detach().to(device))
-        rows = batch * min(work.chunk_size, length)
-        plan = _once(
-            ("plan", space, work.group, work.shard, width, work.loss_type, work.temperature,
-             student.dtype, teacher.dtype, rows),
-            lambda: _Handle("plan", space, _stream(device), _comm(work.group).pointer,
-                            vocab.pointer, ctypes.byref(options), _VOCAB_PARALLEL,
-                            _TYPES[student.dtype], _TYPES[teacher.dtype], rows))
+        teacher = _agreed(work.group, lambda: _fetched(work.fetcher, start, end, student))
+        plan = _plan(space, device, vocab, student.dtype, teacher.dtype,
+                     batch * min(work.chunk_size, length), work)
         weight = weights[:, start:end].contiguous()
         value = torch.empty(batch, end - start, dtype=torch.float32, device=device)
         gradient_rows = None if gradient is None else ctypes.byref(_rows(gradient, start, end))
@@ -420,14 +469,14 @@ def _by_chunks(student, gradient, work):
               ctypes.byref(_rows(student, start, end)), ctypes.byref(_rows(teacher, 0, end - start)),
               weight.data_ptr(), value.data_ptr(), gradient_rows)
         total += (value * weight).sum()
-    return total
+    return total * (work.divisor / max(float(work.mask.sum()), 1.0))
 
 
 class _Distillation(torch.autograd.Function):
 
     @staticmethod
-    def forward(ctx, student, work, in_place):
-        wanted = ctx.needs_input_grad[0]
+    def forward(ctx, student, work, in_place, wanted):
+        ctx.scale = work.divisor / max(float(work.mask.sum()), 1.0)
         if in_place:
             loss = _by_chunks(student, student, work)
             ctx.mark_dirty(student)
@@ -444,11 +493,44 @@ class _Distillation(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, upstream, *_):
-        return ctx.gradient * upstream.to(ctx.gradient.dtype), None, None
+        # A factor of no dimensions stays in fp32, whatever the gradient's type.
+        return ctx.gradient * (upstream.float() * ctx.scale), None, None, None
 
 
-def _check(student, mask, loss_type):
+def _agreed(group, local, told=None):
+    """What `local` returns; what it raises on one rank, every rank of the group raises. `told` must
+    be equal on all ranks."""
+    result = error = None
+    try:
+        result = local()
+    except Exception as raised:
+        error = raised
+    if group is not None:
+        import torch.distributed as dist
+
+        all_told = [None] * dist.get_world_size(group)
+        dist.all_gather_object(all_told, (error and f"{type(error).__name__}: {error}", told),
+                               group=group)
+        if error is None:
+            for rank, (text, other) in enumerate(all_told):
+                if text:
+                    raise VpklError(f"rank {rank}: {text}")
+                if other != all_told[0][1]:
+                    raise VpklError(f"masks or shapes differ: {all_told[0][1]} on rank 0, {other} on "
+                                    f"rank {rank}")
+    if error is not None:
+        raise error
+    return result
+
+
+def _check(student, mask, loss_type, chunk_size, in_place):
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size is {chunk_size}, expected at least 1")
+    # Only a whole tensor of autograd's own can be given another content.
+    if in_place and student.requires_grad and (student.is_leaf or student._is_view()):
+        raise ValueError("in_place needs logits that are neither a leaf nor a view")
     if loss_type not in _DIVERGENCES:
         raise ValueError(f"Unknown loss_type {loss_type!r}; choose from {sorted(_DIVERGENCES)}")
     batch, length, _ = student.shape
@@ -458,24 +540,53 @@ def _check(student, mask, loss_type):
 
 
 def _distil(student, fetcher, mask, loss_type, temperature, chunk_size, group, shard, in_place):
+    def prepare():
+        _check(student, mask, loss_type, chunk_size, in_place)
+        return mask.detach().to("cpu", torch.float32)
+
+    told = None
+    if group is not None:
+        host = mask.detach().to("cpu", torch.float32).contiguous()
+        told = (tuple(host.shape), hashlib.sha256(host.numpy().tobytes()).hexdigest()[:16],
+                chunk_size)
+    host_mask = _agreed(group, prepare, told)
+
     # A fetcher that only hands on chunks of a cache is served by rows: what does not count never
     # crosses the bus.
     _, length, width = student.shape
-    host_mask = mask.detach().to("cpu", torch.float32)
+    counting = host_mask.any(dim=0).nonzero()
     cache = None
-    if not in_place and length > 0 and isinstance(fetcher, Callable):
-        try:
-            cache = _Probe.cache_behind(fetcher, length)
-        except Exception:  # shows up again, for real, where the chunk is fetched
-            cache = None
+    if not in_place and len(counting) > 0:
+        start = int(counting[0]) // chunk_size * chunk_size
+        bounds = start, min(start + chunk_size, length)
+        probe = _agreed(group, lambda: _Probe(fetcher, *bounds))
+        cache = probe.served_by
+        if probe.cache is None:
+            fetcher = _with_chunk(fetcher, bounds, probe.returned)
     binary = bool(((host_mask == 0) | (host_mask == 1)).all())
     serves = (cache is not None and cache._handle is not None and binary
               and cache._device == student.device
               and cache.shape == (student.shape[0], length + 1, width))
+    if group is not None:
+        serves = _all_of(group, serves)
     student = _usable(student)
-    work = _Work(fetcher, cache if serves else None, host_mask, loss_type, temperature, chunk_size,
-                 group, shard)
-    return _Distillation.apply(student, work, in_place)
+    # What fp16 can hold of a gradient is decided by the loss scale, so that comes before the mean.
+    divisor = 1.0 if student.dtype == torch.float16 else max(float(host_mask.sum()), 1.0)
+    wanted = torch.is_grad_enabled() and student.requires_grad
+    work = _Work(fetcher, cache if serves else None, host_mask, divisor, loss_type, temperature,
+                 chunk_size, group, shard)
+    on_device = (torch.cuda.device(student.device) if student.device.type == "cuda"
+                 else contextlib.nullcontext())
+    with on_device:
+        return _Distillation.apply(student, work, in_place, wanted)
+
+
+def _all_of(group, mine):
+    import torch.distributed as dist
+
+    everyones = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyones, mine, group=group)
+    return all(everyones)
 
 
 def streamed_distillation_loss(
@@ -496,19 +607,18 @@ def streamed_distillation_loss(
         student_logits: ``[B, T, V]``, already shifted (``logits[:, :-1]``); under a group the local
             columns.
         teacher_chunk_fetcher: ``fn(start, end) -> [B, end - start, V]``. One that hands on chunks of
-            a `TeacherLogitCache` unchanged is recognised (it is called once with the whole range,
-            while the cache only notes what was asked).
+            a `TeacherLogitCache` unchanged is recognised by the first chunk that counts, for which
+            the cache only notes what was asked.
         response_mask: ``[B, T]``, already shifted (``mask[:, 1:]``).
         loss_type: ``"forward_kl" | "reverse_kl" | "jsd"``.
         group: torch.distributed group over whose ranks the vocabulary is sharded.
         shard: this rank's ids; needed with ``group``.
-        in_place: the gradient replaces the student's logits, which must not be a leaf; returns
-            ``(loss, student_logits)``, and the second must be used from then on.
+        in_place: the gradient replaces the student's logits, which must be neither a leaf nor a
+            view; returns ``(loss, student_logits)``, and the second must be used from then on.
 
     Returns:
         fp32 scalar, the same on every rank of the group.
     """
-    _check(student_logits, response_mask, loss_type)
     return _distil(student_logits, teacher_chunk_fetcher, response_mask, loss_type, temperature,
                    chunk_size, group, shard, in_place)
 
@@ -536,8 +646,11 @@ def chunked_distillation_loss(
 
 
 def per_token_logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """log p(label_t | context) for each position of ``[B, T, V]``; fp32 ``[B, T]``."""
+    """log p(label_t | context) for each position of ``[B, T, V]``; fp32 ``[B, T]``.
+
+    For logging: under autograd it keeps the logits in fp32.
+    """
     chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1).float()
-    # One position at a time: no [B, T, V] in fp32.
+    # One position at a time, so that without autograd there is no [B, T, V] in fp32.
     normalizer = [torch.logsumexp(logits[:, t].float(), dim=-1) for t in range(logits.shape[1])]
     return chosen - torch.stack(normalizer, dim=1) if normalizer else chosen

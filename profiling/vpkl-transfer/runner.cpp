@@ -93,7 +93,7 @@ void Runner::attempt(nlohmann::json record, bool needs_device, Body&& body) {
   if (!waived.empty()) return emit(std::move(record), waived);
   try {
     body(record);
-  } catch (OutOfMemory const& error) {
+  } catch (Error const& error) {
     record["status"] = "failed";
     record["reason"] = error.what();
   }

@@ -91,6 +91,9 @@ static void operator_on_shards(vpkl_comm* comm) {
     /* A null pointer on the last rank is everybody's error, and the plan works on. */
     REFUSED(vpkl_plan_execute(plan, NULL, rank == size - 1 ? NULL : &s, &t, NULL, value, &g),
             VPKL_INVALID_ARGUMENT, "student logits");
+    /* So is a stream, which the host has not. */
+    REFUSED(vpkl_plan_execute(plan, rank == size - 1 ? &plan : NULL, &s, &t, NULL, value, &g),
+            VPKL_INVALID_ARGUMENT, "stream");
     OK(vpkl_plan_execute(plan, NULL, &s, &t, NULL, value, &g));
     vpkl_plan_destroy(plan);
   }
@@ -144,6 +147,14 @@ static void streamed_loss(vpkl_comm* comm) {
       EXPECT(back[0] == local_teacher[width] && back[width] == local_teacher[2 * width]);
       REFUSED(vpkl_cache_fetch_chunk(cache, NULL, 2, 4, &out), VPKL_INVALID_ARGUMENT, "chunk");
     }
+    REFUSED(vpkl_cache_store(cache, rank == size - 1 ? &cache : NULL, &te, 1, 3, NULL, 0),
+            VPKL_INVALID_ARGUMENT, "stream");
+    OK(vpkl_cache_store(cache, NULL, &te, 1, 3, NULL, 0));
+    REFUSED(vpkl_loss_compute(loss, rank == size - 1 ? &cache : NULL, &s, cache, mask, 1, 3, 0,
+                              &mean, &g, NULL, NULL),
+            VPKL_INVALID_ARGUMENT, "stream");
+    EXPECT(vpkl_cache_bytes(cache) == 0);
+    OK(vpkl_cache_store(cache, NULL, &te, 1, 3, NULL, 0));
     /* A failure frees the cache, on every rank. */
     REFUSED(vpkl_loss_compute(loss, NULL, &s, cache, mask, 1, 3, 0, rank == 0 ? NULL : &mean, &g,
                               NULL, NULL),
@@ -173,6 +184,8 @@ static void greedy(vpkl_comm* comm) {
           "row 0");
   REFUSED(vpkl_greedy_tokens(VPKL_HOST, NULL, comm, vocab, &rows, rank == 0 ? NULL : &token),
           VPKL_INVALID_ARGUMENT, "tokens");
+  REFUSED(vpkl_greedy_tokens(VPKL_HOST, rank == 0 ? &token : NULL, comm, vocab, &rows, &token),
+          VPKL_INVALID_ARGUMENT, "stream");
   vpkl_vocab_destroy(vocab);
 }
 
@@ -192,7 +205,7 @@ static void refusals(vpkl_comm* comm) {
   REFUSED(vpkl_plan_create((vpkl_space)7, NULL, comm, vocab, &forward, VPKL_VOCAB_PARALLEL,
                            VPKL_FP32, VPKL_FP32, 1, &plan),
           VPKL_INVALID_ARGUMENT, "space is 7");
-  REFUSED(vpkl_plan_create(VPKL_HOST, &plan, comm, vocab, &forward, VPKL_VOCAB_PARALLEL, VPKL_FP32,
+  REFUSED(vpkl_plan_create(VPKL_HOST, rank == size - 1 ? &plan : NULL, comm, vocab, &forward, VPKL_VOCAB_PARALLEL, VPKL_FP32,
                            VPKL_FP32, 1, &plan),
           VPKL_INVALID_ARGUMENT, "stream");
   REFUSED(vpkl_plan_create(VPKL_HOST, NULL, comm, vocab, &cold, VPKL_VOCAB_PARALLEL, VPKL_FP32,

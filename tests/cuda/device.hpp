@@ -104,6 +104,8 @@ inline DeviceWords on_device(std::vector<std::uint16_t> const& values) {
   DeviceWords out(Kokkos::view_alloc("vpkl_test::words", Kokkos::WithoutInitializing),
                   values.size());
   VPKL_CHECK_CUDA(cudaMemcpy(out.data(), values.data(), values.size() * 2, cudaMemcpyHostToDevice));
+  // From pageable memory it returns once the data are staged, and other streams do not wait for it.
+  VPKL_CHECK_CUDA(cudaDeviceSynchronize());
   return out;
 }
 

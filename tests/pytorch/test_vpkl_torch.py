@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vpkl_torch against PyTorch's own arithmetic, on the CPU and, where there is one, on a GPU."""
 import os
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -160,6 +161,53 @@ class Losses(Case):
             with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
                 kept.sum().backward()
 
+    def test_in_place_refuses_what_autograd_cannot_change(self):
+        student, teacher, mask = problem("cpu")
+        leaf = student.clone().requires_grad_()
+        view = (leaf * 1.0)[:, :-1]
+        shorter = student[:, :-1].clone().requires_grad_()
+        for name, logits in {"view": view, "leaf": shorter}.items():
+            before = logits.detach().clone()
+            with self.subTest(name), self.assertRaisesRegex(ValueError, "neither a leaf nor a view"):
+                streamed_distillation_loss(logits, lambda s, e: teacher[:, s:e], mask, in_place=True)
+            self.assertTrue(torch.equal(logits, before))
+
+    def test_loss_scales_of_half_precision(self):
+        """Gradients of a mean over many tokens lie below fp16 unless scaled before they are
+        rounded; the usual first scale of a scaler is beyond fp16 itself."""
+        generator = torch.Generator().manual_seed(3)
+        student = torch.randn(8, 64, 1000, generator=generator).half()
+        teacher = torch.randn(8, 64, 1000, generator=generator).half()
+        mask = torch.ones(8, 64)
+        want = expected(student, teacher, mask, "forward_kl")[1]
+        for scale in (1024.0, 65536.0):
+            leaf = student.clone().requires_grad_()
+            (chunked_distillation_loss(leaf, teacher, mask, "forward_kl") * scale).backward()
+            self.assertTrue(torch.isfinite(leaf.grad).all())
+            self.assert_near(leaf.grad.double() / scale, want, 1e-3)
+
+    def test_an_opaque_fetcher_is_asked_for_each_counting_chunk_once(self):
+        student, teacher, mask = problem("cpu")
+        asked = []
+
+        def fetch(start, end):
+            asked.append((start, end))
+            return teacher[:, start:end]
+
+        streamed_distillation_loss(student[:, :-1], fetch, mask, chunk_size=4)
+        self.assertEqual(asked, [(4, 8), (8, 12), (16, 20)])
+
+    def test_autograd(self):
+        student, teacher, mask = problem("cpu")
+        leaf = student[:, :-1].clone().requires_grad_()
+        loss = chunked_distillation_loss(leaf, teacher[:, :-1], mask)
+        first, = torch.autograd.grad(loss**2, leaf, create_graph=True)
+        with self.assertRaisesRegex(RuntimeError, "once_differentiable"):
+            first.sum().backward()
+        with torch.no_grad():
+            loss = chunked_distillation_loss(leaf, teacher[:, :-1], mask)
+        self.assertFalse(loss.requires_grad)
+
     def test_layouts(self):
         student, teacher, mask = problem("cpu")
         want = expected(student[:, :-1], teacher[:, :-1], mask, "forward_kl")
@@ -176,6 +224,13 @@ class Losses(Case):
                 loss.backward()
                 self.assert_near(loss, want[0], 2e-6)
                 self.assert_near(leaf.grad, want[1], 2e-6)
+        # One position, whose stride says nothing.
+        single = torch.randn(2, 32, 1).transpose(1, 2)
+        cache = TeacherLogitCache.from_gpu_logits(torch.randn(2, 2, 32), torch.float32)
+        loss = streamed_distillation_loss(
+            single, lambda s, e: cache.chunk_to_device(s, e, torch.device("cpu")), torch.ones(2, 1))
+        self.assert_near(loss, expected(single, cache.cpu_logits[:, :1], torch.ones(2, 1),
+                                        "reverse_kl")[0], 2e-6)
         loss = chunked_distillation_loss(one[0][:, :-1], one[1][:, :-1], one[2], "forward_kl")
         self.assert_near(loss, expected(one[0][:, :-1], one[1][:, :-1], one[2], "forward_kl")[0],
                          2e-6)
@@ -205,6 +260,8 @@ class Losses(Case):
             (ValueError, "shape mismatch",
              lambda: streamed_distillation_loss(student[:, :-1], lambda s, e: teacher[:1, s:e],
                                                 mask)),
+            (ValueError, "chunk_size is -1", lambda: chunked_distillation_loss(
+                student[:, :-1], teacher[:, :-1], mask, chunk_size=-1)),
             (VpklError, "temperature", lambda: chunked_distillation_loss(
                 student[:, :-1], teacher[:, :-1], mask, temperature=0.0)),
         ]
@@ -219,6 +276,24 @@ class Losses(Case):
         got = per_token_logprobs(student, labels)
         self.assertEqual(got.dtype, torch.float32)
         self.assert_near(got, want, 1e-6)
+
+
+class Exit(unittest.TestCase):
+
+    def test_nothing_is_left_alive(self):
+        """Also with a cache in a module's variable and tensors in flight."""
+        program = ("import torch, vpkl_torch as v, atexit\n"
+                   "atexit._clear()\n"
+                   "c = v.TeacherLogitCache.from_gpu_logits(torch.zeros(1, 2, 8))\n"
+                   "v.chunked_distillation_loss(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8), "
+                   "torch.ones(1, 2))\n"
+                   "v._finalize()\n"
+                   "print(v._lib.vpkl_initialize(), v._lib.vpkl_last_error())\n")
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": os.environ["VPKL_PYTHON_DIR"]},
+                              timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("after vpkl_finalize", done.stdout)
 
 
 class Cache(Case):
@@ -265,14 +340,37 @@ def sharded(rank, size, folder):
         assert abs(loss.item() - want.item()) < 2e-6 * abs(want.item()), (loss, want)
         difference = (leaf.grad.double() - gradient[..., local]).norm() / gradient.norm()
         assert difference < 2e-6, difference
+
+    def fetch(start, end):
+        return teacher[:, start:end, local]
+
+    def fail(start, end):
+        raise OSError("the disk is gone")
+
     # One rank's mistake is everybody's error.
-    try:
-        streamed_distillation_loss(student[:, :-1, local], lambda s, e: teacher[:, s:e, local],
-                                   mask, "forward_kl", 1.0 if rank else -1.0,
-                                   group=dist.group.WORLD, shard=shard)
-        raise AssertionError("a temperature that differs was accepted")
-    except VpklError as error:
-        assert "temperature" in str(error), error
+    last = rank == size - 1
+    other = mask.clone()
+    other[0, 6] = 0
+    mistakes = {
+        "temperature": dict(temperature=-1.0 if last else 1.0),
+        "the disk is gone": dict(teacher_chunk_fetcher=fail if last else fetch),
+        "masks or shapes differ": dict(response_mask=other if last else mask),
+        "does not match": dict(response_mask=mask[:, :-1] if last else mask),
+        "Unknown loss_type": dict(loss_type="kl" if last else "jsd"),
+    }
+    for text, mistake in mistakes.items():
+        arguments = dict(teacher_chunk_fetcher=fetch, response_mask=mask, loss_type="forward_kl",
+                         temperature=1.0, chunk_size=7)
+        try:
+            streamed_distillation_loss(student[:, :-1, local], **{**arguments, **mistake},
+                                       group=dist.group.WORLD, shard=shard)
+            raise AssertionError(f"accepted: {text}")
+        except (VpklError, ValueError, OSError) as error:
+            assert text in str(error), (text, error)
+        loss = streamed_distillation_loss(student[:, :-1, local], **arguments,
+                                          group=dist.group.WORLD, shard=shard)
+        want = expected(student[:, :-1], teacher[:, :-1], mask, "forward_kl")[0]
+        assert abs(loss.item() - want.item()) < 2e-6 * abs(want.item())
     dist.destroy_process_group()
 
 

@@ -50,7 +50,11 @@ class Lane {
   Lane(Work const& work, int device) : work_(work) {
     VPKL_CHECK_CUDA(cudaSetDevice(device));
     int const node = node_of_pci(pci_address_of(device));
-    if (node >= 0 && !cpus_of_node(node).empty()) bind_to_node(node);
+    try {
+      if (node >= 0 && !cpus_of_node(node).empty()) bind_to_node(node);
+    } catch (Error const&) {
+      // A container or a job's CPU set may forbid it: the buffers then lie where they lie.
+    }
     std::int64_t const row_bytes = static_cast<std::int64_t>(work.shape.row_bytes());
     pitch_ = static_cast<std::size_t>(impl::row_pitch(work.shape.vocabulary, work.shape.type)) *
              size_of(work.shape.type);

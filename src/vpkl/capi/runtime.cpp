@@ -26,15 +26,25 @@ struct Runtime {
   std::mutex mutex;
   bool owns_kokkos = false;
   bool finalized = false;
+  bool hooked = false;  ///< drop_instances() runs when Kokkos is finalised, by whomever
   std::unique_ptr<HostExec> host;
 #ifdef VPKL_ENABLE_CUDA
   std::unordered_map<void*, std::unique_ptr<Kokkos::Cuda>> streams;
 #endif
 };
 
+// Never destroyed: instances go with Kokkos, not with the process.
 Runtime& runtime() {
-  static Runtime one;
-  return one;
+  static auto* const one = new Runtime;
+  return *one;
+}
+
+void drop_instances() {
+  Runtime& r = runtime();
+  r.host.reset();
+#ifdef VPKL_ENABLE_CUDA
+  r.streams.clear();
+#endif
 }
 
 void initialize_kokkos() {
@@ -74,9 +84,12 @@ void ensure_kokkos() {
   Runtime& r = runtime();
   std::lock_guard<std::mutex> const lock(r.mutex);
   if (r.finalized) throw InvalidArgument("vpkl: used after vpkl_finalize()");
-  if (Kokkos::is_initialized()) return;
-  initialize_kokkos();
-  r.owns_kokkos = true;
+  if (!Kokkos::is_initialized()) {
+    initialize_kokkos();
+    r.owns_kokkos = true;
+  }
+  if (!r.hooked) Kokkos::push_finalize_hook(drop_instances);
+  r.hooked = true;
 }
 
 template <>
@@ -108,20 +121,16 @@ void check_memory<HostExec>(void const* pointer, char const* what) {
 
 template <>
 Kokkos::Cuda const& instance<Kokkos::Cuda>(void* stream) {
+  static int const own = Kokkos::Cuda().cuda_device();
+  int device = 0;
+  VPKL_CHECK_CUDA(cudaGetDevice(&device));
+  if (device != own)
+    throw InvalidArgument(
+        fmt::format("the current CUDA device is {}, expected Kokkos' device {}", device, own));
   Runtime& r = runtime();
   std::lock_guard<std::mutex> const lock(r.mutex);
   auto& kept = r.streams[stream];
-  if (!kept) {
-    int device = 0;
-    VPKL_CHECK_CUDA(cudaGetDevice(&device));
-    int const own = Kokkos::Cuda().cuda_device();
-    if (device != own) {
-      r.streams.erase(stream);
-      throw InvalidArgument(
-          fmt::format("the current CUDA device is {}, expected Kokkos' device {}", device, own));
-    }
-    kept = std::make_unique<Kokkos::Cuda>(static_cast<cudaStream_t>(stream));
-  }
+  if (!kept) kept = std::make_unique<Kokkos::Cuda>(static_cast<cudaStream_t>(stream));
   return *kept;
 }
 
@@ -210,10 +219,7 @@ vpkl_status vpkl_finalize(void) {
       throw vpkl::InvalidArgument(
           fmt::format("vpkl_finalize: {} handles are alive, expected none", handles.load()));
     if (r.finalized) return;
-    r.host.reset();
-#ifdef VPKL_ENABLE_CUDA
-    r.streams.clear();
-#endif
+    drop_instances();
     if (r.owns_kokkos) {
       Kokkos::finalize();
       r.owns_kokkos = false;

@@ -71,6 +71,7 @@ namespace {
 
 template <class Exec>
 struct Plan final : vpkl_plan {
+  Exec fallback;  ///< what an error travels on where the call's stream is none
   DivergencePlan<Exec> plan;
   Plan(Exec const& exec, Communicator const& comm, VocabShard const& shard,
        typename DivergencePlan<Exec>::Options const& options)
@@ -78,11 +79,12 @@ struct Plan final : vpkl_plan {
 
   void execute(void* stream, vpkl_rows const* student, vpkl_rows const* teacher,
                float const* row_weight, float* value, vpkl_rows const* gradient) override {
-    Exec const& exec = instance<Exec>(stream);
+    Exec const* exec = nullptr;
     ConstRows s, t;
     Rows g;
     std::exception_ptr error;
     try {
+      exec = &instance<Exec>(stream);
       s = rows<Exec>(student, "student logits");
       t = rows<Exec>(teacher, "teacher logits");
       if (gradient) g = rows<Exec>(gradient, "gradient");
@@ -91,8 +93,9 @@ struct Plan final : vpkl_plan {
     } catch (...) {
       error = std::current_exception();
     }
-    plan.execute(exec, s, t, row_weight, value, g, error);
-    if (impl::is_host_space<Exec>) impl::fence(exec, "vpkl_plan_execute");
+    if (!exec) exec = &fallback;
+    plan.execute(*exec, s, t, row_weight, value, g, error);
+    if (impl::is_host_space<Exec>) impl::fence(*exec, "vpkl_plan_execute");
   }
 };
 
@@ -105,13 +108,15 @@ struct Cache final : vpkl_cache {
 
   void store(void* stream, vpkl_rows const* logits, std::int64_t batch, std::int64_t length,
              std::int64_t const* kept, std::int64_t kept_count) override {
+    Exec const* exec = nullptr;
     ConstRows from;
     std::vector<std::int64_t> listed;
     together(comm, [&] {
+      exec = &instance<Exec>(stream);
       from = rows<Exec>(logits, "teacher logits");
       listed = list(kept, kept_count, "kept rows");
     });
-    cache.store(instance<Exec>(stream), from, batch, length, listed);
+    cache.store(*exec, from, batch, length, listed);
   }
   void fetch_chunk(void* stream, std::int64_t begin, std::int64_t end,
                    vpkl_rows const* out) override {
@@ -136,6 +141,7 @@ struct Loss final : vpkl_loss {
   LossResult compute(void* stream, vpkl_rows const* student, vpkl_cache* cache,
                      ResponseMask const& mask, vpkl_normalization const* normalization,
                      vpkl_rows const* gradient, float* row_values) override {
+    Exec const* exec = nullptr;
     ConstRows s;
     Rows g;
     Normalization n;
@@ -143,6 +149,7 @@ struct Loss final : vpkl_loss {
     try {
       together(comm, [&] {
         if (!held) throw InvalidArgument("teacher cache: it is null or of another space");
+        exec = &instance<Exec>(stream);
         s = rows<Exec>(student, "student logits");
         if (gradient) g = rows<Exec>(gradient, "gradient");
         vpkl_normalization const& from = deref(normalization, "normalization");
@@ -155,7 +162,7 @@ struct Loss final : vpkl_loss {
       if (held) held->free();
       throw;
     }
-    LossResult const result = loss.compute(instance<Exec>(stream), s, held->cache, mask, n, g);
+    LossResult const result = loss.compute(*exec, s, held->cache, mask, n, g);
     if (row_values) std::copy(loss.row_values().begin(), loss.row_values().end(), row_values);
     return result;
   }
@@ -172,7 +179,9 @@ vpkl_status vpkl_plan_create(vpkl_space space, void* cuda_stream, const vpkl_com
       using Exec = typename decltype(tag)::Type;
       Communicator const& group = deref(comm, "communicator").comm;
       typename DivergencePlan<Exec>::Options to;
+      Exec const* exec = nullptr;
       together(route == VPKL_DENSE ? Communicator::self() : group, [&] {
+        exec = &instance<Exec>(cuda_stream);
         deref(vocab, "vocabulary");
         deref(plan, "plan");
         to.divergence = divergence_options(options);
@@ -181,7 +190,7 @@ vpkl_status vpkl_plan_create(vpkl_space space, void* cuda_stream, const vpkl_com
         to.teacher_type = element_type(teacher, "teacher");
         to.max_rows = max_rows;
       });
-      *plan = new Plan<Exec>(instance<Exec>(cuda_stream), group, vocab->shard, to);
+      *plan = new Plan<Exec>(*exec, group, vocab->shard, to);
     });
   });
 }
@@ -289,14 +298,15 @@ vpkl_status vpkl_greedy_tokens(vpkl_space space, void* cuda_stream, const vpkl_c
     in_space(space, [&](auto tag) {
       using Exec = typename decltype(tag)::Type;
       Communicator const& group = deref(comm, "communicator").comm;
+      Exec const* exec = nullptr;
       ConstRows from;
       together(group, [&] {
+        exec = &instance<Exec>(cuda_stream);
         deref(vocab, "vocabulary");
         from = rows<Exec>(logits, "greedy selection, logits");
         if (from.index.count > 0) deref(tokens, "tokens");
       });
-      std::vector<std::int64_t> const chosen =
-          greedy_tokens(instance<Exec>(cuda_stream), group, vocab->shard, from);
+      std::vector<std::int64_t> const chosen = greedy_tokens(*exec, group, vocab->shard, from);
       std::copy(chosen.begin(), chosen.end(), tokens);
     });
   });

@@ -60,8 +60,8 @@ VPKL_C_API unsigned vpkl_features(void);
 VPKL_C_API vpkl_status vpkl_initialize(void);
 
 /**
- * \brief Ends what vpkl began: finalises Kokkos only if vpkl initialised it; nothing of vpkl can be
- * made afterwards.
+ * \brief Ends what vpkl began: finalises Kokkos only if vpkl initialised it, and then nothing of
+ * vpkl can be made any more.
  * \return VPKL_INVALID_ARGUMENT, and nothing done, while handles are alive
  */
 VPKL_C_API vpkl_status vpkl_finalize(void);
