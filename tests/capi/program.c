@@ -205,23 +205,23 @@ static void refusals(vpkl_comm* comm) {
   REFUSED(vpkl_plan_create((vpkl_space)7, NULL, comm, vocab, &forward, VPKL_VOCAB_PARALLEL,
                            VPKL_FP32, VPKL_FP32, 1, &plan),
           VPKL_INVALID_ARGUMENT, "space is 7");
-  REFUSED(vpkl_plan_create(VPKL_HOST, rank == size - 1 ? &plan : NULL, comm, vocab, &forward, VPKL_VOCAB_PARALLEL, VPKL_FP32,
-                           VPKL_FP32, 1, &plan),
+  REFUSED(vpkl_plan_create(VPKL_HOST, rank == size - 1 ? &plan : NULL, comm, vocab, &forward,
+                           VPKL_VOCAB_PARALLEL, VPKL_FP32, VPKL_FP32, 1, &plan),
           VPKL_INVALID_ARGUMENT, "stream");
   REFUSED(vpkl_plan_create(VPKL_HOST, NULL, comm, vocab, &cold, VPKL_VOCAB_PARALLEL, VPKL_FP32,
                            VPKL_FP32, 1, &plan),
           VPKL_INVALID_ARGUMENT, "temperature");
-  REFUSED(vpkl_plan_create(VPKL_HOST, NULL, comm, vocab, &forward, VPKL_VOCAB_PARALLEL,
-                           rank == size - 1 ? (vpkl_element_type)5 : VPKL_FP32, VPKL_FP32, 1, &plan),
-          VPKL_INVALID_ARGUMENT, "type is 5");
+  REFUSED(
+      vpkl_plan_create(VPKL_HOST, NULL, comm, vocab, &forward, VPKL_VOCAB_PARALLEL,
+                       rank == size - 1 ? (vpkl_element_type)5 : VPKL_FP32, VPKL_FP32, 1, &plan),
+      VPKL_INVALID_ARGUMENT, "type is 5");
   REFUSED(vpkl_plan_create(VPKL_HOST, NULL, comm, NULL, &forward, VPKL_VOCAB_PARALLEL, VPKL_FP32,
                            VPKL_FP32, 1, &plan),
           VPKL_INVALID_ARGUMENT, "vocabulary");
   EXPECT(plan == NULL);
   REFUSED(vpkl_plan_execute(NULL, NULL, NULL, NULL, NULL, NULL, NULL), VPKL_INVALID_ARGUMENT,
           "plan");
-  if (size > 1)
-    REFUSED(vpkl_vocab_create(comm, &whole, &other), VPKL_AGREEMENT_ERROR, "tile");
+  if (size > 1) REFUSED(vpkl_vocab_create(comm, &whole, &other), VPKL_AGREEMENT_ERROR, "tile");
   REFUSED(vpkl_cache_create(VPKL_HOST, comm, &engine, &cache), VPKL_INVALID_ARGUMENT, "warp");
   REFUSED(vpkl_comm_from_callbacks(&callbacks, &bad), VPKL_INVALID_ARGUMENT, "rank is 2 of 2");
   callbacks.rank = 1;
@@ -261,8 +261,8 @@ static int mpi_gather(void* context, const void* local, void* gathered, size_t b
   int status;
   (void)timeout_ms;
   memcpy(own, local, bytes);
-  status = MPI_Allgather(own, (int)bytes, MPI_BYTE, gathered, (int)bytes, MPI_BYTE,
-                         *(MPI_Comm*)context);
+  status =
+      MPI_Allgather(own, (int)bytes, MPI_BYTE, gathered, (int)bytes, MPI_BYTE, *(MPI_Comm*)context);
   free(own);
   return status == MPI_SUCCESS ? 0 : 1;
 }

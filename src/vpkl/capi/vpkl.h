@@ -92,14 +92,14 @@ typedef enum vpkl_route {
  * contiguous. Strides count elements.
  */
 typedef struct vpkl_rows {
-  void* data;              /**< first element; null where an output is not wanted */
+  void* data; /**< first element; null where an output is not wanted */
   vpkl_element_type type;
-  int64_t width;           /**< physical columns of a row */
-  int64_t rows;            /**< all of them */
-  int64_t rows_per_batch;  /**< 0: rows are `row_stride` apart from first to last */
+  int64_t width;          /**< physical columns of a row */
+  int64_t rows;           /**< all of them */
+  int64_t rows_per_batch; /**< 0: rows are `row_stride` apart from first to last */
   int64_t batch_stride;
   int64_t row_stride;
-  const int64_t* offsets;  /**< or null; element offset of each row, in the tensor's memory */
+  const int64_t* offsets; /**< or null; element offset of each row, in the tensor's memory */
 } vpkl_rows;
 
 /* Communicators ------------------------------------------------------------------------------- */
@@ -119,7 +119,8 @@ typedef struct vpkl_comm_callbacks {
   void* context; /**< handed to the callbacks */
   int rank;
   int size;
-  /** Concatenates `bytes` of every rank in rank order; `local` may be the own slot of `gathered`. */
+  /** Concatenates `bytes` of every rank in rank order; `local` may be the own slot of `gathered`.
+   */
   int (*all_gather)(void* context, const void* local, void* gathered, size_t bytes,
                     int64_t timeout_ms);
 } vpkl_comm_callbacks;
@@ -136,7 +137,7 @@ VPKL_C_API void vpkl_comm_destroy(vpkl_comm* comm);
 
 /** A rank's part of the vocabulary: ids [begin, end). Ranges tile [0, vocabulary) in rank order. */
 typedef struct vpkl_shard {
-  int64_t vocabulary;    /**< ids that count, over all ranks */
+  int64_t vocabulary; /**< ids that count, over all ranks */
   int64_t begin;
   int64_t end;
   int64_t student_width; /**< physical columns of the student's rows, at least end - begin */
@@ -193,10 +194,11 @@ VPKL_C_API void vpkl_plan_destroy(vpkl_plan* plan);
 /* Teacher cache ------------------------------------------------------------------------------- */
 
 typedef struct vpkl_cache_options {
-  int response_rows_only;     /**< 0: keep every row; 1: keep the rows listed at store */
-  int store_type;             /**< a vpkl_element_type, or -1: the logits' own */
-  size_t memory_budget;       /**< bytes; 0: what the machine and its limits leave */
-  const char* transfer_engine; /**< null or "automatic", "pinned_2d", "pinned_rows", "mapped", ... */
+  int response_rows_only; /**< 0: keep every row; 1: keep the rows listed at store */
+  int store_type;         /**< a vpkl_element_type, or -1: the logits' own */
+  size_t memory_budget;   /**< bytes; 0: what the machine and its limits leave */
+  const char*
+      transfer_engine; /**< null or "automatic", "pinned_2d", "pinned_rows", "mapped", ... */
 } vpkl_cache_options;
 
 /** Teacher rows of one micro-batch in (pinned) host memory. */
@@ -265,8 +267,7 @@ typedef struct vpkl_loss vpkl_loss;
 VPKL_C_API vpkl_status vpkl_loss_create(vpkl_space space, const vpkl_comm* comm,
                                         const vpkl_vocab* vocab,
                                         const vpkl_divergence_options* options, vpkl_route route,
-                                        vpkl_plan_kind plan, int64_t chunk_width,
-                                        vpkl_loss** loss);
+                                        vpkl_plan_kind plan, int64_t chunk_width, vpkl_loss** loss);
 
 /**
  * \brief Collective. Position t counts if mask[b][t + 1] is not 0. Returns when the loss is known;
