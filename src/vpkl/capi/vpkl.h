@@ -66,26 +66,32 @@ VPKL_C_API vpkl_status vpkl_initialize(void);
  */
 VPKL_C_API vpkl_status vpkl_finalize(void);
 
+/* Choices are integers, so that a wrong one is an error like any other argument. */
+
 /** Where tensors live and work runs. */
-typedef enum vpkl_space {
+typedef int32_t vpkl_space;
+enum {
   VPKL_HOST = 0, /**< host memory; calls return when their work is done */
   VPKL_CUDA = 1  /**< memory of Kokkos' device; work is enqueued on the call's stream */
-} vpkl_space;
+};
 
 /** \brief Forgets what is kept for a stream; to be called before the stream is destroyed. */
 VPKL_C_API vpkl_status vpkl_release_stream(void* cuda_stream);
 
-typedef enum vpkl_element_type { VPKL_FP32 = 0, VPKL_BF16 = 1, VPKL_FP16 = 2 } vpkl_element_type;
-typedef enum vpkl_divergence {
+typedef int32_t vpkl_element_type;
+enum { VPKL_FP32 = 0, VPKL_BF16 = 1, VPKL_FP16 = 2 };
+typedef int32_t vpkl_divergence;
+enum {
   VPKL_FORWARD_KL = 0, /**< D(teacher || student) */
   VPKL_REVERSE_KL = 1, /**< D(student || teacher) */
   VPKL_JSD = 2
-} vpkl_divergence;
-typedef enum vpkl_route {
+};
+typedef int32_t vpkl_route;
+enum {
   VPKL_DENSE = 0,    /**< the whole vocabulary on every rank, no communication */
   VPKL_GATHERED = 1, /**< student shards gathered whole; teacher rows are already whole */
   VPKL_VOCAB_PARALLEL = 2
-} vpkl_route;
+};
 
 /**
  * Rows of a tensor `[rows, width]` or `[batch, rows_per_batch, width]`; the columns of a row are
@@ -236,15 +242,14 @@ VPKL_C_API void vpkl_cache_destroy(vpkl_cache* cache);
 
 /* Streamed loss ------------------------------------------------------------------------------- */
 
-typedef enum vpkl_plan_kind {
+typedef int32_t vpkl_plan_kind;
+enum {
   VPKL_PLAN_ROWS = 0,  /**< counted rows alone */
   VPKL_PLAN_CHUNKS = 1 /**< ranges of positions; those without counted rows are skipped */
-} vpkl_plan_kind;
+};
 
-typedef enum vpkl_normalization_kind {
-  VPKL_TOKEN_MEAN = 0,
-  VPKL_GLOBAL_DIVISOR = 1
-} vpkl_normalization_kind;
+typedef int32_t vpkl_normalization_kind;
+enum { VPKL_TOKEN_MEAN = 0, VPKL_GLOBAL_DIVISOR = 1 };
 
 typedef struct vpkl_normalization {
   vpkl_normalization_kind kind;
