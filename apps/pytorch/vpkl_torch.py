@@ -499,6 +499,15 @@ class _Distillation(torch.autograd.Function):
         return ctx.gradient * (upstream.float() * ctx.scale), None, None, None
 
 
+def _gathered(group, mine):
+    """What every rank of the group brings, in rank order."""
+    import torch.distributed as dist
+
+    everyones = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyones, mine, group=group)
+    return everyones
+
+
 def _agreed(group, local, told=None):
     """What `local` returns; what it raises on one rank, every rank of the group raises. `told` must
     be equal on all ranks."""
@@ -508,11 +517,7 @@ def _agreed(group, local, told=None):
     except Exception as raised:
         error = raised
     if group is not None:
-        import torch.distributed as dist
-
-        all_told = [None] * dist.get_world_size(group)
-        dist.all_gather_object(all_told, (error and f"{type(error).__name__}: {error}", told),
-                               group=group)
+        all_told = _gathered(group, (error and f"{type(error).__name__}: {error}", told))
         if error is None:
             for rank, (text, other) in enumerate(all_told):
                 if text:
@@ -540,16 +545,12 @@ def _check(student, mask, loss_type, chunk_size, in_place):
 
 
 def _distil(student, fetcher, mask, loss_type, temperature, chunk_size, group, shard, in_place):
-    def prepare():
-        _check(student, mask, loss_type, chunk_size, in_place)
-        return mask.detach().to("cpu", torch.float32)
-
+    host_mask = mask.detach().to("cpu", torch.float32)
     told = None
     if group is not None:
-        host = mask.detach().to("cpu", torch.float32).contiguous()
-        told = (tuple(host.shape), hashlib.sha256(host.numpy().tobytes()).hexdigest()[:16],
-                chunk_size)
-    host_mask = _agreed(group, prepare, told)
+        digest = hashlib.sha256(host_mask.contiguous().numpy().tobytes()).hexdigest()[:16]
+        told = tuple(host_mask.shape), digest, chunk_size
+    _agreed(group, lambda: _check(student, host_mask, loss_type, chunk_size, in_place), told)
 
     # A fetcher that only hands on chunks of a cache is served by rows: what does not count never
     # crosses the bus.
@@ -568,7 +569,7 @@ def _distil(student, fetcher, mask, loss_type, temperature, chunk_size, group, s
               and cache._device == student.device
               and cache.shape == (student.shape[0], length + 1, width))
     if group is not None:
-        serves = _all_of(group, serves)
+        serves = all(_gathered(group, serves))
     student = _usable(student)
     # What fp16 can hold of a gradient is decided by the loss scale, so that comes before the mean.
     divisor = 1.0 if student.dtype == torch.float16 else max(float(host_mask.sum()), 1.0)
@@ -579,14 +580,6 @@ def _distil(student, fetcher, mask, loss_type, temperature, chunk_size, group, s
                  else contextlib.nullcontext())
     with on_device:
         return _Distillation.apply(student, work, in_place, wanted)
-
-
-def _all_of(group, mine):
-    import torch.distributed as dist
-
-    everyones = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyones, mine, group=group)
-    return all(everyones)
 
 
 def streamed_distillation_loss(

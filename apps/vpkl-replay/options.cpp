@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "options.hpp"
 
+#include "command_line.hpp"
 #include "profiler.hpp"
-#include "runtime.hpp"
 
 #include <vpkl/config.hpp>
 #include <vpkl/core/error.hpp>
@@ -11,9 +11,7 @@
 #include <CLI/CLI.hpp>
 
 #include <cmath>
-#include <cstdio>
 #include <limits>
-#include <sstream>
 
 namespace vpkl::replay {
 
@@ -226,24 +224,10 @@ ParseResult parse(int argc, char** argv, bool quiet) {
       "streamed loss and AdamW, for the dense, gathered and vocab_parallel routes.",
       "vpkl-replay");
   define(app, options, texts);
-  std::ostringstream out, err;
-  int status = 0;
-  try {
-    app.parse(argc, argv);
-    finish(options, texts);
-    return {options, 0};
-  } catch (CLI::ParseError const& error) {
-    // Success is how CLI11 reports --help and --version.
-    status = app.exit(error, out, err) == 0 ? 0 : apps::exit_usage;
-  } catch (InvalidArgument const& error) {
-    err << "vpkl-replay: " << error.what() << "\nRun with --help for more information.\n";
-    status = apps::exit_usage;
-  }
-  if (!quiet) {
-    std::fputs(out.str().c_str(), stdout);
-    std::fputs(err.str().c_str(), stderr);
-  }
-  return {std::nullopt, status};
+  auto const status =
+      apps::parse_command_line(app, argc, argv, quiet, [&] { finish(options, texts); });
+  if (status) return {std::nullopt, *status};
+  return {options, 0};
 }
 
 }  // namespace vpkl::replay

@@ -4,7 +4,7 @@
 #include "backend.hpp"
 #include "numa.hpp"
 
-#include <runtime.hpp>
+#include <command_line.hpp>
 
 #include <vpkl/config.hpp>
 #include <vpkl/core/error.hpp>
@@ -15,8 +15,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <sstream>
 
 namespace vpkl::transfer {
 
@@ -211,22 +209,10 @@ ParseResult parse(int argc, char** argv) {
       "contiguous pinned copy of the same bytes measured beside it.",
       "vpkl-transfer");
   define(app, options, texts);
-  std::ostringstream out, err;
-  int status = 0;
-  try {
-    app.parse(argc, argv);
-    finish(options, texts);
-    return {options, 0};
-  } catch (CLI::ParseError const& error) {
-    // Success is how CLI11 reports --help and --version.
-    status = app.exit(error, out, err) == 0 ? 0 : apps::exit_usage;
-  } catch (InvalidArgument const& error) {
-    err << "vpkl-transfer: " << error.what() << "\nRun with --help for more information.\n";
-    status = apps::exit_usage;
-  }
-  std::fputs(out.str().c_str(), stdout);
-  std::fputs(err.str().c_str(), stderr);
-  return {std::nullopt, status};
+  auto const status =
+      apps::parse_command_line(app, argc, argv, false, [&] { finish(options, texts); });
+  if (status) return {std::nullopt, *status};
+  return {options, 0};
 }
 
 }  // namespace vpkl::transfer

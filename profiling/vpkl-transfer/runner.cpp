@@ -35,6 +35,14 @@ nlohmann::json speed(Timing const& timing, std::size_t bytes) {
           {"gigabytes_per_second", gigabytes_per_second(bytes, timing.median)}};
 }
 
+/// What was moved and is not as sent fails the case.
+void note_wrong(nlohmann::json& record, std::int64_t wrong, std::string const& what) {
+  record["wrong_" + what] = wrong;
+  if (wrong == 0) return;
+  record["status"] = "failed";
+  record["reason"] = fmt::format("{} {} did not arrive as sent", wrong, what);
+}
+
 }  // namespace
 
 Runner::Runner(Options const& options, Device* device, std::string why_no_device, Sink sink,
@@ -184,11 +192,7 @@ Timing Runner::measure_series(Series& series, Work const& work, nlohmann::json& 
   record["reference"]["name"] = watched ? "pinned_contiguous" : "memcpy";
   record["ratio_to_reference"] = timing.median > 0 ? contiguous.median / timing.median : 0;
   record["verified_transfers"] = 2 * (options_.warmup + options_.repetitions);
-  record["wrong_elements"] = wrong;
-  if (wrong > 0) {
-    record["status"] = "failed";
-    record["reason"] = fmt::format("{} elements did not arrive as sent", wrong);
-  }
+  note_wrong(record, wrong, "elements");
   if (watched) record["device_state"] = watch_->stop();
   return timing;
 }
@@ -240,10 +244,7 @@ void Runner::disturb(Series* series, Work const& work, double undisturbed) {
     record["covered_repetitions"] = covered;
     record["slowdown"] = timing.median / undisturbed;
     record["kernel_slowdown"] = timing_of(kernel).median / timing_of(alone).median;
-    record["wrong_elements"] = wrong;
-    if (wrong == 0) return;
-    record["status"] = "failed";
-    record["reason"] = fmt::format("{} elements did not arrive as sent", wrong);
+    note_wrong(record, wrong, "elements");
   });
 }
 
@@ -304,13 +305,10 @@ void Runner::size(std::size_t bytes, std::string const& memory, Direction direct
     record.update(speed(timing_of(seconds), bytes));
     record["allocate_microseconds"] = allocated * 1e6;
     record["repetitions"] = options_.size_repetitions;
-    record["wrong_bytes"] = wrong;
+    note_wrong(record, wrong, "bytes");
     if (memory == "pageable") pageable_seconds_ = copied;
     if (memory == "pinned")
       record["pays_after_uses"] = uses_until(allocated, pageable_seconds_, copied);
-    if (wrong == 0) return;
-    record["status"] = "failed";
-    record["reason"] = fmt::format("{} bytes did not arrive as sent", wrong);
   });
 }
 
@@ -358,10 +356,7 @@ void Runner::all_gpus() {
     record["total_gigabytes_per_second"] = total;
     record["sum_of_alone_gigabytes_per_second"] = sum_alone;
     record["scaling"] = total / sum_alone;
-    record["wrong_elements"] = wrong;
-    if (wrong == 0) return;
-    record["status"] = "failed";
-    record["reason"] = fmt::format("{} elements did not arrive as sent", wrong);
+    note_wrong(record, wrong, "elements");
   });
 }
 
