@@ -67,7 +67,7 @@ void load_common() {
 void fold_statistics(cudaStream_t stream, RowJob const& job, void const* partial,
                      RowStatistics* out) {
   fold_statistics_kernel<<<blocks_for(job.rows(), fold_warps), fold_warps * lanes, 0, stream>>>(
-      job, SegmentOptions::make(job.options), segments_of(job.columns),
+      job, SegmentOptions::make(job), segments_of(job.columns),
       static_cast<SegmentRecord const*>(partial), out);
   VPKL_CHECK_CUDA(cudaGetLastError());
 }

@@ -95,11 +95,12 @@ struct Ring {
 /// What lanes remember of 32 consecutive rows of their cluster.
 struct RowBatch {
   std::uint32_t counts = 0;  ///< bit l: row l has a weight
+  float weight = 0;          ///< of row l in lane l
 
   __device__ __forceinline__ bool counted(int row) const { return counts >> (row % lanes) & 1; }
   __device__ __forceinline__ void fetch(RowJob const& job, std::int64_t row) {
-    bool const inside = row < job.student.index.count;
-    counts = __ballot_sync(all_lanes, inside && weight_of(job, row) != 0);
+    weight = row < job.student.index.count ? weight_of(job, row) : 0;
+    counts = __ballot_sync(all_lanes, weight != 0);
   }
 };
 
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
       RowStatistics const merged =
           merge_segments(records + ring.at * segments, segments, weighting, in.options);
       GradientConstants const constants = gradient_constants<divergence>(
-          merged, in.job.options, in.options, 0, weight_of(in.job, row));
+          merged, in.job.options, in.options, 0, __shfl_sync(all_lanes, batch.weight, q % lanes));
       // The first round finds the slots empty.
       shared.constants_empty[ring.at].wait(ring.parity ^ 1);
       if (lane == 0) {
@@ -271,15 +272,16 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
           unsigned char const* const slot = shared.slot[warp][ahead_slot.at];
           shared.full[warp][ahead_slot.at].wait(ahead_slot.parity);
           auto const get = [&](int i, Vector<S>& s, Vector<T>& t) { slot_vector(slot, i, s, t); };
-          SegmentRecord const r =
-              segment_statistics<weighting, vectors, Vector<S>, Vector<T>>(in.options, get, get);
+          SegmentRecord const r = segment_statistics<weighting, vectors, Vector<S>, Vector<T>>(
+              in.options, in.job.columns - std::int64_t(segment) * segment_columns, get, get);
           if (sends) {
             int const place = ahead_ring.at * segments + segment;
             send(target_records + place * static_cast<int>(sizeof(SegmentRecord)),
                  lane % 2 == 0
                      ? make_uint4(__float_as_uint(r.max_student), __float_as_uint(r.max_teacher),
                                   __float_as_uint(r.sum_student), __float_as_uint(r.sum_teacher))
-                     : make_uint4(__float_as_uint(r.weighted), r.flags, 0, 0),
+                     : make_uint4(__float_as_uint(r.weighted), r.flags,
+                                  __float_as_uint(r.rest_student), __float_as_uint(r.rest_teacher)),
                  target_barriers + ahead_ring.at * static_cast<int>(sizeof(Barrier)));
           }
           ahead_slot.next();
@@ -315,7 +317,7 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
               Vector<S> s;
               Vector<T> t;
               slot_vector(slot, i, s, t);
-              vector_gradient<divergence, false>(s, t, constants, in.options)
+              vector_gradient<divergence>(s, t, constants, in.options)
                   .store(p + i * lanes * vector_columns);
             }
           } else {
@@ -442,7 +444,7 @@ struct FusedKernels {
                     RowJob const& job, float* value, Rows const& gradient) {
     std::int64_t const rows = job.rows();
     FusedJob fused{job,
-                   SegmentOptions::make(job.options),
+                   SegmentOptions::make(job),
                    gradient,
                    value,
                    static_cast<int>(segments_of(job.columns)),

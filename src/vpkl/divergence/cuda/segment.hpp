@@ -8,7 +8,7 @@
 #pragma once
 
 #include <vpkl/divergence/cuda/columns.hpp>
-#include <vpkl/divergence/row_constants.hpp>
+#include <vpkl/divergence/kernels.hpp>
 
 #include <cstdint>
 
@@ -26,38 +26,54 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return r;
 }
 
-/// \brief 2^x for x <= 100 in double, to about 1e-9: factors of merged sums.
-__device__ __forceinline__ double exp2_factor(double x) {
-  if (!(x > -1000.0)) return 0;
-  double const n = rint(x);
-  double const g = __dmul_rn(__dsub_rn(x, n), 0.69314718055994530942);
-  // Taylor to degree 8 in Estrin's order: a short chain of dependent steps.
+/// \brief 2^x for x <= 0 in double, to about 1e-9, exactly 1 at 0. Short chains and no branch,
+/// since rows wait for it.
+__device__ __forceinline__ double exp2_accurate(double x) {
+  x = x > -1000.0 ? x : -1000.0;
+  // Adding 1.5 · 2^52 rounds to the nearest integer, which the low word then holds.
+  double const shifted = __dadd_rn(x, 6755399441055744.0);
+  double const g =
+      __dmul_rn(__dsub_rn(x, __dsub_rn(shifted, 6755399441055744.0)), 0.69314718055994530942);
+  // Taylor to degree 8 in Estrin's order.
   double const g2 = __dmul_rn(g, g), g4 = __dmul_rn(g2, g2);
   double const low = __fma_rn(__fma_rn(1.0 / 6, g, 0.5), g2, __fma_rn(1.0, g, 1.0));
   double const high =
       __fma_rn(__fma_rn(1.0 / 5040, g, 1.0 / 720), g2, __fma_rn(1.0 / 120, g, 1.0 / 24));
   double const p = __fma_rn(__fma_rn(1.0 / 40320, g4, high), g4, low);
-  return __dmul_rn(p, __longlong_as_double((static_cast<long long>(n) + 1023) << 52));
+  return __hiloint2double(__double2hiint(p) + __double2loint(shifted) * (1 << 20),
+                          __double2loint(p));
+}
+
+/// \brief 1/x for a sum of exponentials x, to about 1e-13.
+__device__ __forceinline__ double reciprocal(double x) {
+  double r = __frcp_rn(static_cast<float>(x));
+  r = __fma_rn(r, __fma_rn(-x, r, 1.0), r);
+  return __fma_rn(r, __fma_rn(-x, r, 1.0), r);
 }
 
 /// Constants of a call that segments need.
 struct SegmentOptions {
-  float exponent_scale;       ///< log2(e)/T
-  float inverse_temperature;  ///< 1/T
+  float exponent_scale;  ///< logit_unit · log2(e)/T
+  float scale;           ///< logit_unit/T
+  bool narrow;           ///< a segment holds the row
 
-  static SegmentOptions make(KernelOptions const& options) {
-    return {static_cast<float>(1.4426950408889634074 / options.temperature),
-            static_cast<float>(1.0 / options.temperature)};
+  static SegmentOptions make(RowJob const& job) {
+    return {static_cast<float>(static_cast<double>(logit_unit) * 1.4426950408889634074 /
+                               job.options.temperature),
+            job.options.scale, job.columns <= segment_columns};
   }
 };
 
-/// Statistics of a segment; weighted = Σ e^(da/T) · (da - db), a the weighing distribution.
+/// Statistics of a segment; weighted = Σ e^(da/T) · (da - db) in units of logit_unit, a the
+/// weighing distribution.
 struct alignas(16) SegmentRecord {
   float max_student, max_teacher;
   float sum_student, sum_teacher;
   float weighted;
   std::uint32_t flags;
+  float rest_student, rest_teacher;  ///< what the sums' rounding to float left over
 };
+static_assert(sizeof(SegmentRecord) == 32, "the fused kernel sends a record in two halves");
 
 __device__ __forceinline__ float warp_largest(float x) {
 #pragma unroll
@@ -81,19 +97,43 @@ __device__ __forceinline__ double warp_sum(double x) {
   return x;
 }
 
-/// \brief 0 for a set without support, so that -inf - max stays -inf.
-__device__ __forceinline__ float safe_max(float max) {
-  return max == minus_infinity() ? 0.0f : max;
+__device__ __forceinline__ void set_sum(float& sum, float& rest, double value) {
+  sum = static_cast<float>(value);
+  rest = static_cast<float>(__dsub_rn(value, sum));
 }
 
-/// \brief The lane's part of W = Σ ea · (a - b) and the support flag, for any logits. Rare, and
-/// therefore short: it loads the columns once more.
-template <Weighting weighting, class VS, class VT, class LoadOne>
-__device__ __forceinline__ void careful_weighted(LoadOne const& load_one, float max_student,
-                                                 float max_teacher, float exponent_scale,
-                                                 float& weighted, bool& unsupported) {
-  float sum[2] = {0, 0};
-  unsupported = false;
+/// \brief The sum of a lane's vector, as a tree: a large term takes part in few roundings.
+__device__ __forceinline__ float vector_sum(float const (&x)[vector_columns]) {
+  return __fadd_rn(__fadd_rn(__fadd_rn(x[0], x[1]), __fadd_rn(x[2], x[3])),
+                   __fadd_rn(__fadd_rn(x[4], x[5]), __fadd_rn(x[6], x[7])));
+}
+
+/// \brief The largest logit in units; 0 for a set without support, so that -inf - max stays -inf.
+__device__ __forceinline__ float in_units(float max) {
+  return max == minus_infinity() ? 0.0f : __fmul_rn(max, inverse_logit_unit);
+}
+
+/// \brief Distance of a logit from the largest one, in units: finite for any two finite logits,
+/// with the bits of the plain difference (but for the unit's power of two).
+__device__ __forceinline__ float distance(float logit, float max_in_units) {
+  return __fmaf_rn(logit, inverse_logit_unit, -max_in_units);
+}
+
+/// Stands for the distance of -inf where a finite one is needed.
+__device__ __forceinline__ float beyond_all() { return -0x1p120f; }
+
+__device__ __forceinline__ float exp2_of(float x) { return exp2_fast(x); }
+__device__ __forceinline__ double exp2_of(double x) { return exp2_accurate(x); }
+
+/// \brief Sums of a segment whose largest terms, each exactly 1, are kept apart, and the support
+/// flag. Few segments need it, therefore short: it loads the columns once more.
+/// \tparam Real arithmetic of the exponentials and a lane's sums
+template <class Real, Weighting weighting, class VS, class VT, class LoadOne>
+__device__ __forceinline__ void careful_sums(LoadOne const& load_one, float ms, float mt,
+                                             float exponent_scale, SegmentRecord& r) {
+  Real sum_student = 0, sum_teacher = 0, weighted = 0;
+  int ones_student = 0, ones_teacher = 0;
+  bool unsupported = false;
 #pragma unroll 1
   for (int i = 0; i < vectors; ++i) {
     VS s;
@@ -101,30 +141,53 @@ __device__ __forceinline__ void careful_weighted(LoadOne const& load_one, float 
     load_one(i, s, t);
 #pragma unroll
     for (int j = 0; j < vector_columns; ++j) {
-      float const xs = s.get(j), xt = t.get(j);
-      bool const has_student = xs > minus_infinity(), has_teacher = xt > minus_infinity();
-      unsupported |= weighting == Weighting::teacher ? has_teacher && !has_student
-                                                     : has_student && !has_teacher;
-      float const a = __fsub_rn(xs, max_student), b = __fsub_rn(xt, max_teacher);
-      float const own = weighting == Weighting::teacher ? b : a;
-      float const other = weighting == Weighting::teacher ? a : b;
-      float const difference = __fsub_rn(fmaxf(own, lowest_float()), fmaxf(other, lowest_float()));
-      float const e = exp2_fast(__fmul_rn(own, exponent_scale));
-      sum[j % 2] = __fmaf_rn(e, difference, sum[j % 2]);
+      float const a = fmaxf(distance(s.get(j), ms), beyond_all());
+      float const b = fmaxf(distance(t.get(j), mt), beyond_all());
+      Real const es = exp2_of(static_cast<Real>(a) * static_cast<Real>(exponent_scale));
+      Real const et = exp2_of(static_cast<Real>(b) * static_cast<Real>(exponent_scale));
+      if (a < 0)
+        sum_student += es;
+      else
+        ++ones_student;
+      if (b < 0)
+        sum_teacher += et;
+      else
+        ++ones_teacher;
+      bool const has_student = s.get(j) > minus_infinity();
+      bool const has_teacher = t.get(j) > minus_infinity();
+      if (weighting == Weighting::teacher) {
+        unsupported |= has_teacher && !has_student;
+        weighted += et * static_cast<Real>(__fsub_rn(b, a));
+      }
+      if (weighting == Weighting::student) {
+        unsupported |= has_student && !has_teacher;
+        weighted += es * static_cast<Real>(__fsub_rn(a, b));
+      }
     }
   }
-  weighted = __fadd_rn(sum[0], sum[1]);
+  // The largest finite logit of the segment: none where all are -inf.
+  bool const student = r.max_student > minus_infinity(), teacher = r.max_teacher > minus_infinity();
+  set_sum(r.sum_student, r.rest_student,
+          __dadd_rn(student ? __reduce_add_sync(all_lanes, ones_student) : 0,
+                    warp_sum(static_cast<double>(sum_student))));
+  set_sum(r.sum_teacher, r.rest_teacher,
+          __dadd_rn(teacher ? __reduce_add_sync(all_lanes, ones_teacher) : 0,
+                    warp_sum(static_cast<double>(sum_teacher))));
+  r.weighted = static_cast<float>(warp_sum(static_cast<double>(weighted)));
+  if (__any_sync(all_lanes, unsupported)) r.flags |= RowStatistics::unsupported;
 }
 
 /// \brief Statistics of a segment; the same on all lanes.
 /// \tparam unroll vectors whose code is laid out one after the other: all where the columns are in
 /// registers; few where they are loaded again, since short loops stay in the instruction cache
+/// \param[in] columns of the segment that belong to the row, from the first; the others are -inf
 /// \param[in] get `get(i, s, t)` gives vector i of the lane's columns
 /// \param[in] load_one the same from memory, for a rare second look
 template <Weighting weighting, int unroll, class VS, class VT, class Get, class LoadOne>
 __device__ __forceinline__ SegmentRecord segment_statistics(SegmentOptions const& options,
-                                                            Get const& get,
+                                                            std::int64_t columns, Get const& get,
                                                             LoadOne const& load_one) {
+  int const lane = threadIdx.x % lanes;
   SegmentRecord r;
   {
     typename VS::Largest largest_student;
@@ -141,6 +204,7 @@ __device__ __forceinline__ SegmentRecord segment_statistics(SegmentOptions const
     r.max_teacher = warp_largest(largest_teacher.get());
   }
   r.sum_student = r.sum_teacher = r.weighted = 0;
+  r.rest_student = r.rest_teacher = 0;
   r.flags = 0;
   // Maxima carry NaN, so this is false for NaN and +inf anywhere.
   if (!(r.max_student <= largest_float() && r.max_teacher <= largest_float())) {
@@ -148,39 +212,49 @@ __device__ __forceinline__ SegmentRecord segment_statistics(SegmentOptions const
     r.flags = RowStatistics::invalid;
     return r;
   }
-  float const ms = safe_max(r.max_student), mt = safe_max(r.max_teacher);
-  float sum_student[2] = {0, 0}, sum_teacher[2] = {0, 0}, sum_weighted[2] = {0, 0};
-#pragma unroll(unroll)
-  for (int i = 0; i < vectors; ++i) {
-    VS s;
-    VT t;
-    get(i, s, t);
+  float const ms = in_units(r.max_student), mt = in_units(r.max_teacher);
+  float sum_student = 0, sum_teacher = 0, sum_weighted[2] = {0, 0};
+  auto const add = [&](VS const& s, VT const& t) {
+    float es[vector_columns], et[vector_columns];
 #pragma unroll
     for (int j = 0; j < vector_columns; ++j) {
-      float const a = __fsub_rn(s.get(j), ms), b = __fsub_rn(t.get(j), mt);
-      float const es = exp2_fast(__fmul_rn(a, options.exponent_scale));
-      float const et = exp2_fast(__fmul_rn(b, options.exponent_scale));
-      sum_student[j % 2] = __fadd_rn(sum_student[j % 2], es);
-      sum_teacher[j % 2] = __fadd_rn(sum_teacher[j % 2], et);
+      float const a = distance(s.get(j), ms), b = distance(t.get(j), mt);
+      es[j] = exp2_fast(__fmul_rn(a, options.exponent_scale));
+      et[j] = exp2_fast(__fmul_rn(b, options.exponent_scale));
       if (weighting == Weighting::teacher)
-        sum_weighted[j % 2] = __fmaf_rn(et, __fsub_rn(b, a), sum_weighted[j % 2]);
+        sum_weighted[j % 2] = __fmaf_rn(et[j], __fsub_rn(b, a), sum_weighted[j % 2]);
       if (weighting == Weighting::student)
-        sum_weighted[j % 2] = __fmaf_rn(es, __fsub_rn(a, b), sum_weighted[j % 2]);
+        sum_weighted[j % 2] = __fmaf_rn(es[j], __fsub_rn(a, b), sum_weighted[j % 2]);
+    }
+    sum_student = __fadd_rn(sum_student, vector_sum(es));
+    sum_teacher = __fadd_rn(sum_teacher, vector_sum(et));
+  };
+  VS s;
+  VT t;
+  if (columns >= segment_columns) {
+#pragma unroll(unroll)
+    for (int i = 0; i < vectors; ++i) {
+      get(i, s, t);
+      add(s, t);
+    }
+  } else {
+    // The row ends here. Vectors beyond are left out: their -inf would spoil the weighted sum.
+#pragma unroll 1
+    for (int i = 0; (i * lanes + lane) * vector_columns < columns && i < vectors; ++i) {
+      load_one(i, s, t);
+      add(s, t);
     }
   }
-  r.sum_student = warp_sum(__fadd_rn(sum_student[0], sum_student[1]));
-  r.sum_teacher = warp_sum(__fadd_rn(sum_teacher[0], sum_teacher[1]));
-  if (weighting != Weighting::none) {
+  r.sum_student = warp_sum(sum_student);
+  r.sum_teacher = warp_sum(sum_teacher);
+  if (weighting != Weighting::none)
     r.weighted = warp_sum(__fadd_rn(sum_weighted[0], sum_weighted[1]));
-    // A logit of -inf, or a difference beyond float, leaves no finite sum.
-    if (!(fabsf(r.weighted) <= largest_float())) {
-      bool unsupported;
-      careful_weighted<weighting, VS, VT>(load_one, ms, mt, options.exponent_scale, r.weighted,
-                                          unsupported);
-      r.weighted = warp_sum(r.weighted);
-      if (__any_sync(all_lanes, unsupported)) r.flags |= RowStatistics::unsupported;
-    }
-  }
+  // No rounding errors average out in a narrow row. Where one id has most of the probability, its 1
+  // swallows the others; and a logit of -inf leaves no finite weighted sum.
+  if (options.narrow)
+    careful_sums<double, weighting, VS, VT>(load_one, ms, mt, options.exponent_scale, r);
+  else if (!(fabsf(r.weighted) <= largest_float()) || r.sum_student < 2 || r.sum_teacher < 2)
+    careful_sums<float, weighting, VS, VT>(load_one, ms, mt, options.exponent_scale, r);
   return r;
 }
 
@@ -207,46 +281,43 @@ __device__ inline RowStatistics merge_segments(SegmentRecord const* records, int
   if (r.flags & RowStatistics::invalid) return r;
 
   double sum_student = 0, sum_teacher = 0, weighted = 0;
-  double const scale = static_cast<double>(options.exponent_scale);
-#pragma unroll 2
+  double const scale = options.exponent_scale, unit = inverse_logit_unit;
+#pragma unroll 4
   for (int i = lane; i < count; i += lanes) {
     SegmentRecord const part = records[i];
+    double const part_student = __dadd_rn(part.sum_student, part.rest_student);
+    double const part_teacher = __dadd_rn(part.sum_teacher, part.rest_teacher);
     // A set without support has sums of 0.
     double const shift_student =
-        part.sum_student > 0 ? __dsub_rn(part.max_student, max_student) : 0.0;
+        part_student > 0 ? __dmul_rn(__dsub_rn(part.max_student, max_student), unit) : 0.0;
     double const shift_teacher =
-        part.sum_teacher > 0 ? __dsub_rn(part.max_teacher, max_teacher) : 0.0;
-    double const factor_student = exp2_factor(__dmul_rn(shift_student, scale));
-    double const factor_teacher = exp2_factor(__dmul_rn(shift_teacher, scale));
-    sum_student = __fma_rn(factor_student, part.sum_student, sum_student);
-    sum_teacher = __fma_rn(factor_teacher, part.sum_teacher, sum_teacher);
+        part_teacher > 0 ? __dmul_rn(__dsub_rn(part.max_teacher, max_teacher), unit) : 0.0;
+    double const factor_student = exp2_accurate(__dmul_rn(shift_student, scale));
+    double const factor_teacher = exp2_accurate(__dmul_rn(shift_teacher, scale));
+    sum_student = __fma_rn(factor_student, part_student, sum_student);
+    sum_teacher = __fma_rn(factor_teacher, part_teacher, sum_teacher);
     double const moved = __dsub_rn(shift_student, shift_teacher);
     if (weighting == Weighting::teacher)
-      weighted =
-          __fma_rn(factor_teacher, __fma_rn(part.sum_teacher, -moved, part.weighted), weighted);
+      weighted = __fma_rn(factor_teacher, __fma_rn(part_teacher, -moved, part.weighted), weighted);
     if (weighting == Weighting::student)
-      weighted =
-          __fma_rn(factor_student, __fma_rn(part.sum_student, moved, part.weighted), weighted);
+      weighted = __fma_rn(factor_student, __fma_rn(part_student, moved, part.weighted), weighted);
   }
   r.sum_student = warp_sum(sum_student);
   r.sum_teacher = warp_sum(sum_teacher);
   double const weight = weighting == Weighting::student ? r.sum_student : r.sum_teacher;
   double const total = warp_sum(weighted);
-  if (weight > 0)
-    r.difference =
-        static_cast<float>(__dmul_rn(total / weight, static_cast<double>(inverse_logit_unit)));
+  if (weight > 0) r.difference = static_cast<float>(__dmul_rn(total, reciprocal(weight)));
   return r;
 }
 
 /// Constants of a row's gradient, prepared for the inner loop.
 struct GradientConstants {
   RowState state;
-  bool far;  ///< the maxima are so large that exponents need the subtraction of the maximum
-  float max_student, max_teacher;
-  float offset_student, offset_teacher;  ///< max · log2(e)/T rounded: e = 2^(z log2(e)/T - offset)
-  float scale;                           ///< of the whole gradient
-  float ratio;                           ///< forward KL: pt's factor over ps's
-  float mean;                            ///< reverse KL, JSD
+  float max_student, max_teacher;  ///< in units
+  float scale;                     ///< of the whole gradient
+  float ratio;                     ///< forward KL: pt's factor over ps's
+  float mean;                      ///< reverse KL: in units; JSD
+  bool huge;                       ///< the weight is so large that `scale` lacks the unit
   // JSD
   float inverse_sum_student, inverse_sum_teacher, log_ratio, beta, beta_rest;
 };
@@ -266,36 +337,28 @@ __device__ __forceinline__ GradientConstants gradient_constants(RowStatistics co
                                                                 double mean_jsd, float weight) {
   GradientConstants c;
   c.state = row_state(s);
-  c.max_student = s.max_student;
-  c.max_teacher = s.max_teacher;
+  c.max_student = in_units(s.max_student);
+  c.max_teacher = in_units(s.max_teacher);
   c.inverse_sum_student = c.inverse_sum_teacher = c.log_ratio = c.mean = 0;
   c.beta = static_cast<float>(options.beta);
   c.beta_rest = static_cast<float>(1.0 - options.beta);
+  c.ratio = 1;
+  c.huge = false;
   double const scale = __dmul_rn(options.temperature, static_cast<double>(weight));
-  // One rounding of the whole exponent instead of two loses nothing while the offset is small
-  // enough: what rounding the offset itself changes is a factor of the row, undone here.
-  double const exponent_scale = segment.exponent_scale;
-  double const exact_student = __dmul_rn(exponent_scale, s.max_student);
-  double const exact_teacher = __dmul_rn(exponent_scale, s.max_teacher);
-  c.far = !(fabs(exact_student) < 0x1p27 && fabs(exact_teacher) < 0x1p27);
-  c.offset_student = static_cast<float>(exact_student);
-  c.offset_teacher = static_cast<float>(exact_teacher);
-  double const student = c.far ? 0 : __dsub_rn(c.offset_student, exact_student);
-  double const teacher = c.far ? 0 : __dsub_rn(c.offset_teacher, exact_teacher);
   if (divergence == Divergence::forward_kl) {
-    c.ratio = static_cast<float>(
-        __dmul_rn(exp2_factor(__dsub_rn(student, teacher)), s.sum_teacher / s.sum_student));
-    c.scale = static_cast<float>(__dmul_rn(scale, exp2_factor(teacher)) / s.sum_teacher);
+    c.ratio = static_cast<float>(__dmul_rn(s.sum_teacher, reciprocal(s.sum_student)));
+    c.scale = static_cast<float>(__dmul_rn(scale, reciprocal(s.sum_teacher)));
   }
   if (divergence == Divergence::reverse_kl) {
-    c.ratio = 1;
-    c.scale = static_cast<float>(__dmul_rn(scale, exp2_factor(student)) / s.sum_student);
-    c.mean =
-        static_cast<float>(__fma_rn(-0.69314718055994530942, __dsub_rn(student, teacher),
-                                    __dmul_rn(s.difference, static_cast<double>(options.scale))));
+    // T (log ps - log pt - D) is the logits' difference from its mean: T itself drops out.
+    c.mean = s.difference;
+    double const unit_scale =
+        __dmul_rn(__dmul_rn(scale, static_cast<double>(options.scale)), reciprocal(s.sum_student));
+    c.huge = !(fabs(unit_scale) <= static_cast<double>(largest_float()));
+    c.scale = static_cast<float>(
+        c.huge ? __dmul_rn(unit_scale, static_cast<double>(inverse_logit_unit)) : unit_scale);
   }
   if (divergence == Divergence::jsd) {
-    c.ratio = 1;
     RowConstants const row = row_constants(s, Weighting::none);
     c.inverse_sum_student = row.inverse_sum_student;
     c.inverse_sum_teacher = row.inverse_sum_teacher;
@@ -304,6 +367,16 @@ __device__ __forceinline__ GradientConstants gradient_constants(RowStatistics co
     c.scale = static_cast<float>(__dmul_rn(scale, 1.0 - options.beta) / s.sum_student);
   }
   return c;
+}
+
+/// \brief e^x - 1 for x <= 0 given q = e^x as well, relative precision kept near 0.
+__device__ __forceinline__ float expm1_of(float x, float q) {
+  float p = 1.0f / 120;
+  p = __fmaf_rn(p, x, 1.0f / 24);
+  p = __fmaf_rn(p, x, 1.0f / 6);
+  p = __fmaf_rn(p, x, 0.5f);
+  p = __fmaf_rn(p, x, 1.0f);
+  return x > -0.125f ? __fmul_rn(p, x) : __fsub_rn(q, 1.0f);
 }
 
 /// \brief log(1 + y) for -1 <= y <= 0 given w = 1 + y as well, to about 2e-7 absolutely, with
@@ -327,13 +400,13 @@ struct LogRatios {
   float student, teacher;
 };
 
-/// \param[in] a, b student's and teacher's logit minus their maximum
+/// \param[in] a, b distance of the student's and teacher's logit, finite
 __device__ __forceinline__ LogRatios log_ratios(float a, float b, GradientConstants const& c,
                                                 SegmentOptions const& options) {
   // log pt - log ps, kept finite.
-  float const difference = fminf(
-      fmaxf(__fmaf_rn(__fsub_rn(b, a), options.inverse_temperature, -c.log_ratio), lowest_float()),
-      largest_float());
+  float const difference =
+      fminf(fmaxf(__fmaf_rn(__fsub_rn(b, a), options.scale, -c.log_ratio), lowest_float()),
+            largest_float());
   bool const student_larger = difference <= 0;
   float const magnitude = -fabsf(difference);
   // m / max(ps, pt) is a mixture of 1 and q = e^-|difference|.
@@ -341,7 +414,7 @@ __device__ __forceinline__ LogRatios log_ratios(float a, float b, GradientConsta
   float const part = student_larger ? c.beta : c.beta_rest;
   float const rest = student_larger ? c.beta_rest : c.beta;
   // Near equality from 1 + part (q - 1), far from it from rest + part q: neither cancels.
-  float const l = log_of_mixture(__fmaf_rn(part, q, rest), __fmul_rn(part, __fsub_rn(q, 1.0f)));
+  float const l = log_of_mixture(__fmaf_rn(part, q, rest), __fmul_rn(part, expm1_of(magnitude, q)));
   return student_larger ? LogRatios{-l, __fsub_rn(difference, l)}
                         : LogRatios{-__fadd_rn(difference, l), -l};
 }
@@ -356,8 +429,8 @@ __device__ __forceinline__ JsdSums segment_jsd_sums(VS const (&s)[vectors], VT c
   for (int i = 0; i < vectors; ++i)
 #pragma unroll
     for (int j = 0; j < vector_columns; ++j) {
-      float const a = fmaxf(__fsub_rn(s[i].get(j), c.max_student), lowest_float());
-      float const b = fmaxf(__fsub_rn(t[i].get(j), c.max_teacher), lowest_float());
+      float const a = fmaxf(distance(s[i].get(j), c.max_student), beyond_all());
+      float const b = fmaxf(distance(t[i].get(j), c.max_teacher), beyond_all());
       float const ps =
           __fmul_rn(exp2_fast(__fmul_rn(a, options.exponent_scale)), c.inverse_sum_student);
       float const pt =
@@ -384,28 +457,21 @@ __device__ inline JsdSums merge_sums(JsdSums const* parts, std::int64_t count) {
 
 /// \brief Gradient of one column of a regular or infinite row.
 /// \param[in] s, t the logits
-template <Divergence divergence, bool far>
+template <Divergence divergence>
 __device__ __forceinline__ float column_gradient(float s, float t, GradientConstants const& c,
                                                  SegmentOptions const& options) {
-  float const scale = options.exponent_scale;
-  if (divergence == Divergence::jsd) {
-    float const a = __fsub_rn(s, c.max_student), b = __fsub_rn(t, c.max_teacher);
-    float const es = exp2_fast(__fmul_rn(a, scale));
-    float const l =
-        log_ratios(fmaxf(a, lowest_float()), fmaxf(b, lowest_float()), c, options).student;
-    return __fmul_rn(__fmul_rn(es, c.scale), __fsub_rn(l, c.mean));
-  }
-  float const a =
-      far ? __fmul_rn(__fsub_rn(s, c.max_student), scale) : __fmaf_rn(s, scale, -c.offset_student);
-  float const b =
-      far ? __fmul_rn(__fsub_rn(t, c.max_teacher), scale) : __fmaf_rn(t, scale, -c.offset_teacher);
-  float const es = exp2_fast(a);
+  float const a = distance(s, c.max_student), b = distance(t, c.max_teacher);
+  float const es = exp2_fast(__fmul_rn(a, options.exponent_scale));
   // Equal rows have ratio 1 and mean 0: exactly 0.
   if (divergence == Divergence::forward_kl)
-    return __fmul_rn(__fmaf_rn(es, c.ratio, -exp2_fast(b)), c.scale);
-  float const g =
-      __fmul_rn(__fmul_rn(es, c.scale), __fmaf_rn(__fsub_rn(a, b), 0.69314718f, -c.mean));
-  return es > 0 ? g : 0.0f;
+    return __fmul_rn(__fmaf_rn(es, c.ratio, -exp2_fast(__fmul_rn(b, options.exponent_scale))),
+                     c.scale);
+  if (divergence == Divergence::reverse_kl) {
+    float const g = __fmul_rn(__fmul_rn(es, c.scale), __fsub_rn(__fsub_rn(a, b), c.mean));
+    return es > 0 ? g : 0.0f;
+  }
+  float const l = log_ratios(fmaxf(a, beyond_all()), fmaxf(b, beyond_all()), c, options).student;
+  return __fmul_rn(__fmul_rn(es, c.scale), __fsub_rn(l, c.mean));
 }
 
 /// \brief Whether every column of a row has the same, constant gradient or needs no arithmetic.
@@ -416,14 +482,14 @@ __device__ __forceinline__ bool special(RowState state) {
 }
 
 /// \brief Gradient of a vector of columns of a row that is not special.
-template <Divergence divergence, bool far, class VS, class VT>
+template <Divergence divergence, class VS, class VT>
 __device__ __forceinline__ VS vector_gradient(VS const& s, VT const& t, GradientConstants const& c,
                                               SegmentOptions const& options) {
   VS out;
 #pragma unroll
   for (int j = 0; j < vector_columns; j += 2)
-    out.set(j / 2, column_gradient<divergence, far>(s.get(j), t.get(j), c, options),
-            column_gradient<divergence, far>(s.get(j + 1), t.get(j + 1), c, options));
+    out.set(j / 2, column_gradient<divergence>(s.get(j), t.get(j), c, options),
+            column_gradient<divergence>(s.get(j + 1), t.get(j + 1), c, options));
   return out;
 }
 
@@ -441,19 +507,26 @@ __device__ __forceinline__ VS special_gradient(VS const& s, RowState state) {
   return out;
 }
 
+/// \brief Whether `vector_gradient` is right for the row.
+template <Divergence divergence>
+__device__ __forceinline__ bool ordinary(GradientConstants const& c) {
+  return !special<divergence>(c.state) && !c.huge;
+}
+
 /// \brief Gradient of a vector of columns of any row.
 template <Divergence divergence, class VS, class VT>
 __device__ __forceinline__ VS any_gradient(VS const& s, VT const& t, GradientConstants const& c,
                                            SegmentOptions const& options) {
   if (special<divergence>(c.state)) return special_gradient(s, c.state);
-  return c.far ? vector_gradient<divergence, true>(s, t, c, options)
-               : vector_gradient<divergence, false>(s, t, c, options);
-}
-
-/// \brief Whether `vector_gradient<divergence, false>` is right for the row.
-template <Divergence divergence>
-__device__ __forceinline__ bool ordinary(GradientConstants const& c) {
-  return !special<divergence>(c.state) && (divergence == Divergence::jsd || !c.far);
+  if (!c.huge) return vector_gradient<divergence>(s, t, c, options);
+  VS out;
+  auto const at = [&](int j) {
+    return __fmul_rn(column_gradient<divergence>(s.get(j), t.get(j), c, options), logit_unit);
+  };
+#pragma unroll
+  for (int j = 0; j < vector_columns; j += 2)
+    out.set(j / 2, at(j), at(j + 1));
+  return out;
 }
 
 }  // namespace vpkl::impl::cuda

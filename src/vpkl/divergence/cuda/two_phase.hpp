@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(block_threads, sizeof(Vector<S>) == 16 ? 3 : 2
     SegmentRecord const record =
         segment_statistics<weighting, vectors, typename RowPointer<S>::Loaded,
                            typename RowPointer<T>::Loaded>(
-            options,
+            options, job.columns - first,
             [&](int v, auto& to_s, auto& to_t) {
               to_s = s[v];
               to_t = t[v];
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(block_threads)
       if (ordinary<divergence>(constants)) {
 #pragma unroll
         for (int v = 0; v < vectors; ++v)
-          s[v] = vector_gradient<divergence, false>(s[v], t[v], constants, options);
+          s[v] = vector_gradient<divergence>(s[v], t[v], constants, options);
       } else {
 #pragma unroll
         for (int v = 0; v < vectors; ++v)
@@ -219,8 +219,8 @@ class TwoPhase : public TypedKernels {
         parts == 1 ? static_cast<std::size_t>(segments) * sizeof(SegmentRecord) : 0;
     for_row_ranges(job.rows(), [&](std::int64_t first, unsigned rows) {
       kernel<<<dim3(static_cast<unsigned>(parts), rows), block_threads, shared, stream>>>(
-          job, SegmentOptions::make(job.options), segments, first,
-          static_cast<SegmentRecord*>(partial), out);
+          job, SegmentOptions::make(job), segments, first, static_cast<SegmentRecord*>(partial),
+          out);
       VPKL_CHECK_CUDA(cudaGetLastError());
     });
     if (parts > 1) fold_statistics(stream, job, partial, out);
@@ -234,7 +234,7 @@ class TwoPhase : public TypedKernels {
     for_row_ranges(job.rows(), [&](std::int64_t first, unsigned rows) {
       jsd_sums_kernel<S, T>
           <<<dim3(static_cast<unsigned>(parts), rows), block_threads, shared, stream>>>(
-              job, SegmentOptions::make(job.options), segments, first, merged,
+              job, SegmentOptions::make(job), segments, first, merged,
               static_cast<JsdSums*>(partial), out);
       VPKL_CHECK_CUDA(cudaGetLastError());
     });
@@ -251,8 +251,8 @@ class TwoPhase : public TypedKernels {
                             : finish_kernel<Divergence::jsd, S, T>;
     for_row_ranges(job.rows(), [&](std::int64_t first, unsigned rows) {
       kernel<<<dim3(static_cast<unsigned>(gradient.data ? parts : 1), rows), block_threads, 0,
-               stream>>>(job, SegmentOptions::make(job.options), first, merged, sums, ranks, stride,
-                         value, gradient);
+               stream>>>(job, SegmentOptions::make(job), first, merged, sums, ranks, stride, value,
+                         gradient);
       VPKL_CHECK_CUDA(cudaGetLastError());
     });
   }
