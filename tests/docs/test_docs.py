@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the documentation quotes: code of the README, links between pages."""
+"""What the documentation quotes: code of the README, error messages, links between pages."""
 
 import os
 import re
@@ -61,6 +61,33 @@ class Readme(unittest.TestCase):
         exec(block, names)
         self.assertAlmostEqual(loss.item(), names["last"], delta=1e-5 * names["last"])
         self.assertLess((ours.grad - theirs.grad).norm() / theirs.grad.norm(), 1e-5)
+
+
+def literals():
+    """String literals of the sources, neighbours joined, each inserted value as "…"."""
+    files = [ROOT / "CMakeLists.txt", *(ROOT / "cmake").iterdir()]
+    for kind in ("src/**/*.?pp", "src/**/CMakeLists.txt", "apps/**/*.?pp", "apps/**/*.py"):
+        files += ROOT.glob(kind)
+    found = []
+    for file in files:
+        text = re.sub(r"^#.*$", "", file.read_text(), flags=re.M)
+        text = re.sub(r'(?<!\\)"\s*"', "", text)
+        for literal in re.findall(r'"((?:[^"\\]|\\.)+)"', text):
+            literal = re.sub(r"\$\{.*?\}|@\w+@|(?<!\{)\{[^{}]*\}(?!\})", "…", literal)
+            found.append(re.sub(r"\\(.)", r"\1", literal.replace("{{", "{").replace("}}", "}")))
+    return found
+
+
+class Messages(unittest.TestCase):
+    def test_quoted_ones_are_in_the_sources(self):
+        text = (ROOT / "docs/errors.md").read_text().split("\n## Messages")[1]
+        quoted = re.findall(r"^\| `(.+?)` \|", text, re.M)
+        self.assertGreater(len(quoted), 40)
+        sources = literals()
+        for message in quoted:
+            pieces = [re.escape(piece) for piece in message.strip("…").split("…")]
+            pattern = re.compile(".*".join(pieces), re.S)
+            self.assertTrue(any(map(pattern.search, sources)), f"no source has: {message}")
 
 
 class Links(unittest.TestCase):
