@@ -4,6 +4,7 @@
 
 import os
 import re
+import subprocess
 import sys
 import unittest
 from pathlib import Path
@@ -61,6 +62,22 @@ class Readme(unittest.TestCase):
         exec(block, names)
         self.assertAlmostEqual(loss.item(), names["last"], delta=1e-5 * names["last"])
         self.assertLess((ours.grad - theirs.grad).norm() / theirs.grad.norm(), 1e-5)
+
+
+class Example(unittest.TestCase):
+    def test_pytorch_loss_falls(self):
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            self.skipTest("no torch")
+        if "VPKL_LIBRARY" not in os.environ:
+            self.skipTest("no C interface")
+        example = str(ROOT / "docs/examples/train.py")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "apps/pytorch")}
+        two_ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        for launcher in [], two_ranks:
+            with self.subTest(launcher=launcher):
+                subprocess.run([sys.executable, *launcher, example], env=environment, check=True)
 
 
 def literals():
