@@ -36,7 +36,11 @@ function(build_and_run_examples)
   endif()
   run(${CMAKE_COMMAND} --build ${build} --parallel 2)
   run(${build}/features ${VPKL_VERSION} ${ARGN})
-  foreach(example train train_c)
+  set(examples train)
+  if(VPKL_ENABLE_C)
+    list(APPEND examples train_c)
+  endif()
+  foreach(example IN LISTS examples)
     run(${build}/${example})
     if("MPI" IN_LIST ARGN)
       run(${MPIEXEC} 2 ${MPIEXEC_FLAGS} ${build}/${example})
@@ -51,18 +55,20 @@ elseif(CASE STREQUAL "consumer")
   configure_examples(${prefix} ${KOKKOS_PREFIX} OPTIONS -DCMAKE_BUILD_TYPE=Release)
   build_and_run_examples(${FEATURES})
 elseif(CASE STREQUAL "subdirectory")
-  # What the installed one is not: shared, and without the optional features. Unoptimised, for its build
-  # time. The surrounding project has a say in where installed libraries are looked for.
+  # What the installed one is not: shared (where Kokkos lets it be), and without MPI and HDF5.
+  # Unoptimised, for its build time. The surrounding project says where installed libraries are looked for.
   configure_examples(${KOKKOS_PREFIX} OPTIONS -DCMAKE_BUILD_TYPE=Debug -DVPKL_SOURCE_DIR=${VPKL_SOURCE_DIR}
-                     -DBUILD_SHARED_LIBS=ON -DVPKL_ENABLE_APPS=OFF -DVPKL_ENABLE_TESTS=OFF
-                     -DVPKL_ENABLE_MPI=OFF -DVPKL_ENABLE_HDF5=OFF
+                     -DBUILD_SHARED_LIBS=${VPKL_ENABLE_C} -DVPKL_ENABLE_C=${VPKL_ENABLE_C}
+                     -DVPKL_ENABLE_CUDA=${VPKL_ENABLE_CUDA} -DVPKL_ENABLE_MPI=OFF -DVPKL_ENABLE_HDF5=OFF
+                     -DVPKL_ENABLE_APPS=OFF -DVPKL_ENABLE_TESTS=OFF
                      [[-DCMAKE_INSTALL_RPATH=$ORIGIN]] -DCMAKE_INSTALL_RPATH_USE_LINK_PATH=ON)
-  build_and_run_examples()
+  list(REMOVE_ITEM FEATURES MPI HDF5)
+  build_and_run_examples(${FEATURES})
   # The same, installed.
   run(${CMAKE_COMMAND} --install ${build} --prefix ${WORK_DIR}/shared)
   set(build ${WORK_DIR}/shared_consumer)
   configure_examples(${WORK_DIR}/shared ${KOKKOS_PREFIX} OPTIONS -DCMAKE_BUILD_TYPE=Debug)
-  build_and_run_examples()
+  build_and_run_examples(${FEATURES})
 elseif(CASE STREQUAL "other_kokkos")
   set(other ${WORK_DIR}/kokkos-9)
   file(WRITE ${other}/lib/cmake/Kokkos/KokkosConfig.cmake
