@@ -184,12 +184,12 @@ class Vpkl(CMakePackage, CudaPackage):
             names = "|".join(self.quick_tests)
             ctest("-R", f"^({names})(_np[12])?$", "--output-on-failure", "--no-tests=error")
 
-    consumer_dir = join_path("tests", "install", "consumer")
+    examples_dir = join_path("docs", "examples")
     fixture = join_path("fixtures", "smollm2-135m.h5")
 
     @run_after("install")
     def keep_test_sources(self):
-        sources = [self.consumer_dir]
+        sources = [self.examples_dir]
         if self.spec.satisfies("+apps"):
             sources.append(self.fixture)
         cache_extra_test_sources(self, sources)
@@ -198,13 +198,13 @@ class Vpkl(CMakePackage, CudaPackage):
         if self.spec.satisfies("+cuda") and not os.path.exists("/dev/nvidiactl"):
             raise SkipTest("no GPU here")
 
-    def test_consumer(self):
-        """build and run a project that does find_package(vpkl), in C++ and in C"""
+    def test_examples(self):
+        """build the examples with find_package(vpkl) and run them, in C++ and in C"""
         spec = self.spec
-        source = join_path(self.test_suite.current_test_cache_dir, self.consumer_dir)
+        source = join_path(self.test_suite.current_test_cache_dir, self.examples_dir)
         prefixes = [dep.prefix for dep in spec.traverse(deptype="link")]
         cmake = spec["cmake"].command
-        with working_dir("build-consumer", create=True):
+        with working_dir("build-examples", create=True):
             cmake(
                 source,
                 "-GNinja",
@@ -215,9 +215,9 @@ class Vpkl(CMakePackage, CudaPackage):
             )
             cmake("--build", ".")
             self.skip_without_gpu()
-            Executable("./consumer")()
+            Executable("./train")()
             if spec.satisfies("+c"):
-                Executable("./consumer_c")()
+                Executable("./train_c")()
 
     def test_fixture(self):
         """verify a fixture and replay two updates of it"""

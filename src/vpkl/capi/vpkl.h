@@ -28,15 +28,16 @@
 extern "C" {
 #endif
 
+/** What every function returns; vpkl_last_error() has the text. */
 typedef enum vpkl_status {
-  VPKL_SUCCESS = 0,
+  VPKL_SUCCESS = 0,             /**< done, or enqueued */
   VPKL_INVALID_ARGUMENT = 1,    /**< an argument is outside its documented domain */
   VPKL_AGREEMENT_ERROR = 2,     /**< ranks were given arguments that must be equal but differ */
   VPKL_FILE_ERROR = 3,          /**< a file is missing, damaged or could not be written */
   VPKL_OUT_OF_MEMORY = 4,       /**< the text carries requested and available bytes */
   VPKL_COMMUNICATION_ERROR = 5, /**< a collective failed; its communicator is dead */
   VPKL_NUMERICAL_ERROR = 6,     /**< the scores of a row have no defined answer */
-  VPKL_OTHER_ERROR = 7
+  VPKL_OTHER_ERROR = 7          /**< anything else, such as a failed CUDA call */
 } vpkl_status;
 
 /** \brief Text of the last status other than success on this thread; never null. */
@@ -51,6 +52,7 @@ typedef enum vpkl_feature {
   VPKL_FEATURE_MPI = 2,
   VPKL_FEATURE_HDF5 = 4
 } vpkl_feature;
+/** \brief Bits of vpkl_feature that the library which runs was built with. */
 VPKL_C_API unsigned vpkl_features(void);
 
 /**
@@ -78,14 +80,17 @@ enum {
 /** \brief Forgets what is kept for a stream; to be called before the stream is destroyed. */
 VPKL_C_API vpkl_status vpkl_release_stream(void* cuda_stream);
 
+/** Storage type of a tensor. */
 typedef int32_t vpkl_element_type;
 enum { VPKL_FP32 = 0, VPKL_BF16 = 1, VPKL_FP16 = 2 };
+/** Divergence between teacher and student. */
 typedef int32_t vpkl_divergence;
 enum {
   VPKL_FORWARD_KL = 0, /**< D(teacher || student) */
   VPKL_REVERSE_KL = 1, /**< D(student || teacher) */
   VPKL_JSD = 2
 };
+/** How the vocabulary is brought together. */
 typedef int32_t vpkl_route;
 enum {
   VPKL_DENSE = 0,    /**< the whole vocabulary on every rank, no communication */
@@ -98,13 +103,13 @@ enum {
  * contiguous. Strides count elements.
  */
 typedef struct vpkl_rows {
-  void* data; /**< first element; null where an output is not wanted */
-  vpkl_element_type type;
+  void* data;             /**< first element; null where an output is not wanted */
+  vpkl_element_type type; /**< of every element */
   int64_t width;          /**< physical columns of a row */
   int64_t rows;           /**< all of them */
   int64_t rows_per_batch; /**< 0: rows are `row_stride` apart from first to last */
-  int64_t batch_stride;
-  int64_t row_stride;
+  int64_t batch_stride;   /**< from a batch's first row to the next one's */
+  int64_t row_stride;     /**< from a row to the next one */
   const int64_t* offsets; /**< or null; element offset of each row, in the tensor's memory */
 } vpkl_rows;
 
@@ -123,13 +128,17 @@ VPKL_C_API vpkl_status vpkl_comm_self(vpkl_comm** comm);
  */
 typedef struct vpkl_comm_callbacks {
   void* context; /**< handed to the callbacks */
-  int rank;
-  int size;
+  int rank;      /**< of this process, in [0, size) */
+  int size;      /**< number of ranks */
   /** Concatenates `bytes` of every rank in rank order; `local` may be the own slot of `gathered`.
    */
   int (*all_gather)(void* context, const void* local, void* gathered, size_t bytes,
                     int64_t timeout_ms);
 } vpkl_comm_callbacks;
+/**
+ * \brief A group over the caller's message layer. `callbacks` is copied; its context must outlive
+ * everything made from `comm`.
+ */
 VPKL_C_API vpkl_status vpkl_comm_from_callbacks(const vpkl_comm_callbacks* callbacks,
                                                 vpkl_comm** comm);
 
@@ -143,9 +152,9 @@ VPKL_C_API void vpkl_comm_destroy(vpkl_comm* comm);
 
 /** A rank's part of the vocabulary: ids [begin, end). Ranges tile [0, vocabulary) in rank order. */
 typedef struct vpkl_shard {
-  int64_t vocabulary; /**< ids that count, over all ranks */
-  int64_t begin;
-  int64_t end;
+  int64_t vocabulary;    /**< ids that count, over all ranks */
+  int64_t begin;         /**< first id of this rank */
+  int64_t end;           /**< one past its last */
   int64_t student_width; /**< physical columns of the student's rows, at least end - begin */
   int64_t teacher_width; /**< of the teacher's */
 } vpkl_shard;
@@ -159,14 +168,16 @@ VPKL_C_API vpkl_status vpkl_vocab_create(const vpkl_comm* comm, const vpkl_shard
 /** \brief The whole vocabulary on this rank; no communication. */
 VPKL_C_API vpkl_status vpkl_vocab_whole(int64_t vocabulary, int64_t student_width,
                                         int64_t teacher_width, vpkl_vocab** vocab);
+/** \brief Null is fine. */
 VPKL_C_API void vpkl_vocab_destroy(vpkl_vocab* vocab);
 
 /* Operator ------------------------------------------------------------------------------------ */
 
+/** The divergence and its parameters; equal on every rank. */
 typedef struct vpkl_divergence_options {
-  vpkl_divergence divergence;
-  double beta;        /**< the teacher's weight in JSD, inside (0, 1) */
-  double temperature; /**< both sides are divided by it, values multiplied by its square */
+  vpkl_divergence divergence; /**< which one */
+  double beta;                /**< the teacher's weight in JSD, inside (0, 1) */
+  double temperature;         /**< both sides are divided by it, values multiplied by its square */
 } vpkl_divergence_options;
 
 /** A prepared operator with its workspace. */
@@ -174,7 +185,16 @@ typedef struct vpkl_plan vpkl_plan;
 
 /**
  * \brief Collective. With VPKL_DENSE no communication; `vocab` is then a whole one.
+ * \param[in] space where tensors live and work runs
+ * \param[in] cuda_stream stream of VPKL_CUDA that initialises the plan; null for VPKL_HOST
+ * \param[in] comm the tensor-parallel group
+ * \param[in] vocab ids of this rank's columns
+ * \param[in] options equal on every rank
+ * \param[in] route how the vocabulary is brought together
+ * \param[in] student type of the student's logits and their gradient
+ * \param[in] teacher type of the teacher's logits
  * \param[in] max_rows rows of the largest call
+ * \param[out] plan to be destroyed with vpkl_plan_destroy
  */
 VPKL_C_API vpkl_status vpkl_plan_create(vpkl_space space, void* cuda_stream, const vpkl_comm* comm,
                                         const vpkl_vocab* vocab,
@@ -184,6 +204,8 @@ VPKL_C_API vpkl_status vpkl_plan_create(vpkl_space space, void* cuda_stream, con
 
 /**
  * \brief Collective, one all-gather (JSD two). Values, and gradients of sum(row_weight * value).
+ * \param[in] plan made for these types and at least as many rows
+ * \param[in] cuda_stream stream that the work is enqueued on; null for VPKL_HOST
  * \param[in] student `[rows, student_width]`
  * \param[in] teacher `[rows, teacher_width]`; gathered: `[rows, vocabulary]`
  * \param[in] row_weight `[rows]`, or null for 1; rows of weight 0 are never read
@@ -195,10 +217,12 @@ VPKL_C_API vpkl_status vpkl_plan_execute(vpkl_plan* plan, void* cuda_stream,
                                          const vpkl_rows* student, const vpkl_rows* teacher,
                                          const float* row_weight, float* value,
                                          const vpkl_rows* gradient);
+/** \brief Null is fine. */
 VPKL_C_API void vpkl_plan_destroy(vpkl_plan* plan);
 
 /* Teacher cache ------------------------------------------------------------------------------- */
 
+/** What a cache keeps, and how much of it. */
 typedef struct vpkl_cache_options {
   int response_rows_only; /**< 0: keep every row; 1: keep the rows listed at store */
   int store_type;         /**< a vpkl_element_type, or -1: the logits' own */
@@ -210,15 +234,26 @@ typedef struct vpkl_cache_options {
 /** Teacher rows of one micro-batch in (pinned) host memory. */
 typedef struct vpkl_cache vpkl_cache;
 
-/** \brief Collective. \param[in] options null: every row in its own type */
+/**
+ * \brief Collective.
+ * \param[in] space where the logits live
+ * \param[in] comm the tensor-parallel group, whose ranks store together
+ * \param[in] options null: every row in its own type
+ * \param[out] cache empty; to be destroyed with vpkl_cache_destroy
+ */
 VPKL_C_API vpkl_status vpkl_cache_create(vpkl_space space, const vpkl_comm* comm,
                                          const vpkl_cache_options* options, vpkl_cache** cache);
 
 /**
  * \brief Collective. Replaces what was held. The logits may be overwritten by later work on the
  * stream.
+ * \param[in] cache empty or not
+ * \param[in] cuda_stream stream that made the logits; null for VPKL_HOST
  * \param[in] logits `[batch * length, width]`, row b * length + t
+ * \param[in] batch sequences
+ * \param[in] length positions of each
  * \param[in] kept ascending row numbers where only response rows are kept, else null
+ * \param[in] kept_count how many they are
  */
 VPKL_C_API vpkl_status vpkl_cache_store(vpkl_cache* cache, void* cuda_stream,
                                         const vpkl_rows* logits, int64_t batch, int64_t length,
@@ -238,37 +273,55 @@ VPKL_C_API size_t vpkl_cache_bytes(const vpkl_cache* cache);
 
 /** \brief Drops the rows; work already enqueued on them ends first. */
 VPKL_C_API void vpkl_cache_free(vpkl_cache* cache);
+/** \brief As vpkl_cache_free, and ends the handle; null is fine. */
 VPKL_C_API void vpkl_cache_destroy(vpkl_cache* cache);
 
 /* Streamed loss ------------------------------------------------------------------------------- */
 
+/** How the counted rows are cut into calls of the operator. */
 typedef int32_t vpkl_plan_kind;
 enum {
   VPKL_PLAN_ROWS = 0,  /**< counted rows alone */
   VPKL_PLAN_CHUNKS = 1 /**< ranges of positions; those without counted rows are skipped */
 };
 
+/** What the sum over rows is divided by. */
 typedef int32_t vpkl_normalization_kind;
-enum { VPKL_TOKEN_MEAN = 0, VPKL_GLOBAL_DIVISOR = 1 };
+enum {
+  VPKL_TOKEN_MEAN = 0,    /**< the micro-batch's tokens */
+  VPKL_GLOBAL_DIVISOR = 1 /**< a number of the caller's */
+};
 
+/** Normalisation of a micro-batch's loss and gradient; equal on every rank. */
 typedef struct vpkl_normalization {
-  vpkl_normalization_kind kind;
+  vpkl_normalization_kind kind;        /**< which divisor */
   double divisor;                      /**< global divisor: tokens of the whole batch */
   int64_t gradient_accumulation_steps; /**< micro-batches in the window, at least 1 */
   double loss_scale;                   /**< factor on the gradient alone */
 } vpkl_normalization;
 
+/** Result of one micro-batch. */
 typedef struct vpkl_loss_result {
-  double loss; /**< without gradient accumulation and loss scale; equal on every rank */
-  int64_t tokens;
-  int64_t chunks;
-  int64_t skipped_chunks;
+  double loss;            /**< without gradient accumulation and loss scale; equal on every rank */
+  int64_t tokens;         /**< rows that counted */
+  int64_t chunks;         /**< operator calls */
+  int64_t skipped_chunks; /**< without counted rows; neither fetched nor computed */
 } vpkl_loss_result;
 
 /** A micro-batch's distillation loss, a chunk of rows at a time. */
 typedef struct vpkl_loss vpkl_loss;
 
-/** \brief Collective. \param[in] chunk_width positions a chunk; bounds device memory */
+/**
+ * \brief Collective.
+ * \param[in] space where tensors live and work runs
+ * \param[in] comm the tensor-parallel group
+ * \param[in] vocab ids of this rank's columns; with VPKL_DENSE a whole one
+ * \param[in] options equal on every rank
+ * \param[in] route how the vocabulary is brought together
+ * \param[in] plan how the counted rows are cut
+ * \param[in] chunk_width positions a chunk; bounds device memory
+ * \param[out] loss to be destroyed with vpkl_loss_destroy
+ */
 VPKL_C_API vpkl_status vpkl_loss_create(vpkl_space space, const vpkl_comm* comm,
                                         const vpkl_vocab* vocab,
                                         const vpkl_divergence_options* options, vpkl_route route,
@@ -277,11 +330,19 @@ VPKL_C_API vpkl_status vpkl_loss_create(vpkl_space space, const vpkl_comm* comm,
 /**
  * \brief Collective. Position t counts if mask[b][t + 1] is not 0. Returns when the loss is known;
  * the gradient is enqueued. On failure the cache is freed.
+ * \param[in] loss made for these options
+ * \param[in] cuda_stream stream that made the logits; null for VPKL_HOST
  * \param[in] student `[batch * length, student_width]`
- * \param[in] mask `[batch, length]` in host memory, unshifted, rows `mask_stride` apart (0: length)
+ * \param[in] cache the teacher's rows of this micro-batch; with VPKL_GATHERED whole rows
+ * \param[in] mask `[batch, length]` in host memory, unshifted, rows `mask_stride` apart
+ * \param[in] batch sequences
+ * \param[in] length positions of each
+ * \param[in] mask_stride elements between the mask's rows; 0: length
+ * \param[in] normalization what the sum over rows is divided and multiplied by
  * \param[out] gradient as student, may be the student's rows; null: value only. Rows that do not
  * count are written 0.
  * \param[out] row_values `[batch, length]` floats in host memory, or null: values of the rows
+ * \param[out] result loss and counts
  */
 VPKL_C_API vpkl_status vpkl_loss_compute(vpkl_loss* loss, void* cuda_stream,
                                          const vpkl_rows* student, vpkl_cache* cache,
@@ -290,6 +351,7 @@ VPKL_C_API vpkl_status vpkl_loss_compute(vpkl_loss* loss, void* cuda_stream,
                                          const vpkl_normalization* normalization,
                                          const vpkl_rows* gradient, float* row_values,
                                          vpkl_loss_result* result);
+/** \brief Null is fine. */
 VPKL_C_API void vpkl_loss_destroy(vpkl_loss* loss);
 
 /* Greedy selection ---------------------------------------------------------------------------- */
@@ -297,6 +359,10 @@ VPKL_C_API void vpkl_loss_destroy(vpkl_loss* loss);
 /**
  * \brief Collective. The id with the largest logit of each row over the whole vocabulary, the
  * smallest among equals; the same on every rank.
+ * \param[in] space where the logits live
+ * \param[in] cuda_stream stream that made them, which is waited for; null for VPKL_HOST
+ * \param[in] comm the tensor-parallel group
+ * \param[in] vocab ids of this rank's columns
  * \param[in] logits `[rows, student_width]`, usually of the last position
  * \param[out] tokens `[rows]` in host memory
  */

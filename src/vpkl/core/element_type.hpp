@@ -43,14 +43,16 @@ KOKKOS_FORCEINLINE_FUNCTION To bit_cast(From const& from) {
 /// bfloat16: 1 sign, 8 exponent, 7 mantissa bits. Conversion from float rounds to nearest even;
 /// NaN stays NaN (payload truncated, made quiet); values beyond the range become infinite.
 struct bfloat16 {
-  std::uint16_t bits;
+  std::uint16_t bits;  ///< as in files and in CUDA's type
 
+  /// \brief Rounds to nearest even.
   KOKKOS_FORCEINLINE_FUNCTION static bfloat16 from_float(float value) {
     std::uint32_t const word = impl::bit_cast<std::uint32_t>(value);
     std::uint32_t const rounded = word + 0x7fffu + ((word >> 16) & 1u);
     bool const is_nan = (word & 0x7fffffffu) > 0x7f800000u;
     return bfloat16{static_cast<std::uint16_t>(is_nan ? ((word >> 16) | 0x40u) : (rounded >> 16))};
   }
+  /// \brief Exact.
   KOKKOS_FORCEINLINE_FUNCTION float to_float() const {
     return impl::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
   }
@@ -59,8 +61,9 @@ struct bfloat16 {
 /// IEEE binary16. Conversion from float rounds to nearest even, keeps subnormals, turns overflow
 /// into infinity and NaN into a quiet NaN.
 struct half {
-  std::uint16_t bits;
+  std::uint16_t bits;  ///< as in files and in CUDA's type
 
+  /// \brief Rounds to nearest even.
   KOKKOS_FORCEINLINE_FUNCTION static half from_float(float value) {
     std::uint32_t const word = impl::bit_cast<std::uint32_t>(value);
     std::uint32_t const sign = (word >> 16) & 0x8000u;
@@ -75,6 +78,7 @@ struct half {
     if (magnitude > 0x7f800000u) result = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
     return half{static_cast<std::uint16_t>(sign | result)};
   }
+  /// \brief Exact.
   KOKKOS_FORCEINLINE_FUNCTION float to_float() const {
     std::uint32_t const sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
     std::uint32_t const magnitude = bits & 0x7fffu;

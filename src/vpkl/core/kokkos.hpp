@@ -22,7 +22,6 @@
 #error "this vpkl was built for CUDA; the Kokkos found here has no CUDA"
 #endif
 
-/// Calls X(ExecutionSpace) for every execution space that this Kokkos has and vpkl is built for.
 #if defined(KOKKOS_ENABLE_SERIAL)
 #define VPKL_IMPL_FOREACH_SERIAL(X) X(Kokkos::Serial)
 #else
@@ -38,7 +37,9 @@
 #else
 #define VPKL_IMPL_FOREACH_CUDA(X)
 #endif
+/// Calls X(ExecutionSpace) for every host execution space of this Kokkos.
 #define VPKL_FOREACH_HOST_SPACE(X) VPKL_IMPL_FOREACH_SERIAL(X) VPKL_IMPL_FOREACH_OPENMP(X)
+/// Calls X(ExecutionSpace) for every execution space that this Kokkos has and vpkl is built for.
 #define VPKL_FOREACH_EXECUTION_SPACE(X) VPKL_FOREACH_HOST_SPACE(X) VPKL_IMPL_FOREACH_CUDA(X)
 
 namespace vpkl {

@@ -21,6 +21,7 @@ struct RowIndex {
   std::int64_t inner_stride = 0;          ///< elements
   std::int64_t const* offsets = nullptr;  ///< `count` elements in the execution space's memory
 
+  /// \brief Element offset of a row in [0, count).
   KOKKOS_FORCEINLINE_FUNCTION std::int64_t operator()(std::int64_t row) const {
     return offsets ? offsets[row] : (row / inner) * outer_stride + (row % inner) * inner_stride;
   }
@@ -32,26 +33,28 @@ struct RowIndex {
 
 /// Rows to read. Non-owning: memory and offsets must outlive the work enqueued on them.
 struct ConstRows {
-  void const* data = nullptr;
-  ElementType type = ElementType::fp32;
-  std::int64_t width = 0;  ///< physical columns of a row; nothing beyond is read
-  RowIndex index;
+  void const* data = nullptr;            ///< in the execution space's memory
+  ElementType type = ElementType::fp32;  ///< of every element
+  std::int64_t width = 0;                ///< physical columns of a row; nothing beyond is read
+  RowIndex index;                        ///< where the rows start
 };
 
 /// Rows to write. Rows must not overlap each other.
 struct Rows {
-  void* data = nullptr;
-  ElementType type = ElementType::fp32;
-  std::int64_t width = 0;  ///< physical columns of a row; nothing beyond is touched
-  RowIndex index;
+  void* data = nullptr;                  ///< in the execution space's memory
+  ElementType type = ElementType::fp32;  ///< of every element
+  std::int64_t width = 0;                ///< physical columns of a row; nothing beyond is touched
+  RowIndex index;                        ///< where the rows start
 
+  /// \brief What can be written can be read.
   operator ConstRows() const { return {data, type, width, index}; }
 };
 
 /// \brief Refuses row sets no operation can work on: negative sizes, a null pointer with rows to
 /// visit, a base pointer not aligned to its element, rows that overlap their neighbours.
+/// \param[in] rows row set; its offsets, if any, are not looked at
 /// \param[in] what name of the argument, used in messages
-/// \throws InvalidArgument
+/// \throws InvalidArgument naming argument and value
 void check_rows(ConstRows const& rows, std::string const& what);
 
 namespace impl {

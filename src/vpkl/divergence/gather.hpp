@@ -22,6 +22,8 @@ class VocabularyGather {
                    ElementType type, std::int64_t max_rows);
 
   /// \brief Collective, one all-gather.
+  /// \param[in] exec instance that the work is enqueued on; over more than one rank the host waits
+  /// once, for the message
   /// \param[in] local rows at least as wide as the shard
   /// \param[out] whole `[local.index.count, vocabulary]`
   /// \param[in] error this rank's failure, if any: every rank then throws it
@@ -31,6 +33,7 @@ class VocabularyGather {
   int execute(ExecutionSpace const& exec, ConstRows const& local, Rows const& whole,
               std::exception_ptr error = nullptr, float const* row_weight = nullptr);
 
+  /// \brief Bytes of device memory that the message buffers take.
   std::size_t workspace_bytes() const { return message_.size(); }
 
  private:

@@ -25,18 +25,22 @@ enum class Route : std::int32_t {
   vocab_parallel = 2,  ///< shards stay where they are, statistics are gathered
 };
 
+/// \brief "forward_kl", "reverse_kl" or "jsd".
 char const* to_string(Divergence divergence);
+/// \brief "dense", "gathered" or "vocab_parallel".
 char const* to_string(Route route);
-/// \brief Inverses of to_string. \throws InvalidArgument naming the text and the accepted ones
+/// \brief Inverse of to_string. \throws InvalidArgument naming the text and the accepted ones
 Divergence divergence_from_string(std::string const& text);
+/// \brief Inverse of to_string. \throws InvalidArgument naming the text and the accepted ones
 Route route_from_string(std::string const& text);
 
 /// The divergence and its parameters.
 struct DivergenceOptions {
-  Divergence divergence = Divergence::forward_kl;
-  double beta = 0.5;         ///< weight of the teacher in JSD, inside (0, 1)
+  Divergence divergence = Divergence::forward_kl;  ///< which one
+  double beta = 0.5;                               ///< weight of the teacher in JSD, inside (0, 1)
   double temperature = 1.0;  ///< T; both sides are divided by it, values multiplied by T²
 
+  /// \brief The distribution that weighs the terms of the sum.
   Weighting weighting() const {
     return divergence == Divergence::forward_kl   ? Weighting::teacher
            : divergence == Divergence::reverse_kl ? Weighting::student

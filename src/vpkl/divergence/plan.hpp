@@ -18,10 +18,10 @@ namespace vpkl {
 
 /// What a plan has done; proves which path ran.
 struct OperatorCounters {
-  std::int64_t calls = 0;
-  std::int64_t rows = 0;
-  std::int64_t kernels = 0;
-  std::int64_t collectives = 0;
+  std::int64_t calls = 0;        ///< of execute
+  std::int64_t rows = 0;         ///< over all calls, those of weight 0 included
+  std::int64_t kernels = 0;      ///< launched
+  std::int64_t collectives = 0;  ///< made with the other ranks
 };
 
 /// Value and gradient of a divergence between teacher and student logits, row by row, on the local
@@ -40,18 +40,21 @@ struct OperatorCounters {
 template <class ExecutionSpace>
 class DivergencePlan {
  public:
+  /// Equal on every rank.
   struct Options {
-    DivergenceOptions divergence;
-    Route route = Route::vocab_parallel;
+    DivergenceOptions divergence;                  ///< divergence, beta and temperature
+    Route route = Route::vocab_parallel;           ///< how the vocabulary is brought together
     ElementType student_type = ElementType::fp32;  ///< also the gradient's
-    ElementType teacher_type = ElementType::fp32;
-    std::int64_t max_rows = 0;  ///< rows of the largest call
+    ElementType teacher_type = ElementType::fp32;  ///< may be another
+    std::int64_t max_rows = 0;                     ///< rows of the largest call
   };
 
   /// \brief Collective over `comm` (no communication with Route::dense). Owns the workspace:
   /// 32 · (ranks + 1) bytes a row, plus the gathered student rows with Route::gathered.
-  /// \param[in] shard `VocabShard::whole` with Route::dense
-  /// \throws InvalidArgument, AgreementError, OutOfMemory on every rank
+  /// \param[in] exec instance whose memory the workspace is in; execute may get others of its
+  /// device \param[in] comm the tensor-parallel group \param[in] shard `VocabShard::whole` with
+  /// Route::dense \param[in] options equal on every rank; max_rows bounds the calls \throws
+  /// InvalidArgument, AgreementError, OutOfMemory on every rank
   DivergencePlan(ExecutionSpace const& exec, Communicator comm, VocabShard shard, Options options);
 
   /// \brief One call over `student.index.count` rows; all ranks pass the same rows.
@@ -59,6 +62,7 @@ class DivergencePlan {
   /// Makes one all-gather (JSD with Route::vocab_parallel two) over more than one rank. Work is
   /// enqueued on `exec`; with host-staged communication the statistics are awaited. A bad argument
   /// on one rank makes every rank throw.
+  /// \param[in] exec instance that the work is enqueued on, after what is enqueued there already
   /// \param[in] student `[rows, student_width]` local logits
   /// \param[in] teacher `[rows, teacher_width]`; with Route::gathered `[rows, vocabulary]`
   /// \param[in] row_weight `[rows]`, or null for 1; rows of weight 0 are never read
@@ -71,9 +75,10 @@ class DivergencePlan {
                float const* row_weight, float* value, Rows const& gradient,
                std::exception_ptr error = nullptr);
 
-  Options const& options() const { return options_; }
-  VocabShard const& shard() const { return shard_; }
-  OperatorCounters const& counters() const { return counters_; }
+  Options const& options() const { return options_; }             ///< as given
+  VocabShard const& shard() const { return shard_; }              ///< as given
+  OperatorCounters const& counters() const { return counters_; }  ///< since construction
+  /// \brief Bytes of device memory that the plan owns.
   std::size_t workspace_bytes() const;
 
  private:

@@ -24,7 +24,7 @@ class SafetensorsFile {
     std::string dtype;                 ///< as written in the file: "F32", "BF16", "F16", "I64", …
     std::vector<std::uint64_t> shape;  ///< outermost dimension first
     std::uint64_t offset = 0;          ///< of its first byte in the file
-    std::uint64_t bytes = 0;
+    std::uint64_t bytes = 0;           ///< of all elements
   };
 
   /// \brief Opens and checks a file.
@@ -33,7 +33,7 @@ class SafetensorsFile {
   /// \throws FileError naming the file and what is wrong with it
   explicit SafetensorsFile(std::string const& path, std::string const& expected_sha256 = {});
 
-  std::string const& path() const { return file_.path(); }
+  std::string const& path() const { return file_.path(); }  ///< as given
 
   /// \brief All tensors by name.
   std::map<std::string, Tensor> const& tensors() const { return tensors_; }

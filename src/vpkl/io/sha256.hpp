@@ -23,6 +23,7 @@ class Sha256 {
 
   /// \brief Appends bytes to the message.
   void update(void const* data, std::size_t bytes);
+  /// \brief Appends the text's bytes.
   void update(std::string_view text) { update(text.data(), text.size()); }
 
   /// \brief The digest as 64 lower-case hexadecimal digits. Ends the message: the object cannot be

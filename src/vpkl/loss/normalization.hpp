@@ -16,11 +16,15 @@ namespace vpkl {
 /// global_divisor: loss = Σ value / divisor, gradient of loss · loss_scale, to be summed over
 /// micro-batches and replicas.
 struct Normalization {
-  enum class Kind : std::int32_t { token_mean = 0, global_divisor = 1 };
-  Kind kind = Kind::token_mean;
+  /// What Σ value is divided by.
+  enum class Kind : std::int32_t {
+    token_mean = 0,      ///< the micro-batch's tokens
+    global_divisor = 1,  ///< a number of the caller's
+  };
+  Kind kind = Kind::token_mean;                  ///< which of them
   double divisor = 0;                            ///< global_divisor only: tokens of the whole batch
   std::int64_t gradient_accumulation_steps = 1;  ///< micro-batches actually in the window
-  double loss_scale = 1;
+  double loss_scale = 1;                         ///< factor on the gradient alone
 
   /// \brief What Σ value is multiplied by in the reported loss.
   double loss_factor(std::int64_t tokens) const;
@@ -28,6 +32,7 @@ struct Normalization {
   double row_weight(std::int64_t tokens) const;
 };
 
+/// \brief "token_mean" or "global_divisor".
 char const* to_string(Normalization::Kind kind);
 /// \brief Inverse of to_string. \throws InvalidArgument naming the text
 Normalization::Kind normalization_from_string(std::string const& text);

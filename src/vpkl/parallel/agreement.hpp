@@ -24,18 +24,20 @@ namespace vpkl {
 /// differs, both values and the rank.
 class Agreement {
  public:
-  static constexpr int max_fields = 24;
-  static constexpr int max_name = 40;
-  static constexpr int max_message = 768;
+  static constexpr int max_fields = 24;    ///< values a record holds
+  static constexpr int max_name = 40;      ///< bytes of a value's name, its end included
+  static constexpr int max_message = 768;  ///< bytes of an error's text; longer ones are cut
 
   /// \param[in] subject what is agreed on, first words of the error message
   explicit Agreement(std::string_view subject);
 
+  /// \brief An integer or enumerator that must be equal on every rank.
   template <class Integer, class = std::enable_if_t<std::is_integral<Integer>::value ||
                                                     std::is_enum<Integer>::value>>
   Agreement& equal(std::string_view name, Integer value) {
     return add(name, Kind::integer, static_cast<std::int64_t>(value));
   }
+  /// \brief A number that must have the same bits on every rank.
   Agreement& equal(std::string_view name, double value);
   /// \brief Compares texts by a 64-bit hash.
   Agreement& equal(std::string_view name, std::string_view text);

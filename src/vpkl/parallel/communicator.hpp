@@ -20,10 +20,10 @@ namespace vpkl {
 
 /// What a communicator has carried; proves which path ran.
 struct CommunicationCounters {
-  std::int64_t all_gathers = 0;
+  std::int64_t all_gathers = 0;       ///< calls
   std::int64_t all_gather_bytes = 0;  ///< bytes this rank contributed
-  std::int64_t all_reduces = 0;
-  std::int64_t records = 0;  ///< agreement exchanges, not counted above
+  std::int64_t all_reduces = 0;       ///< calls
+  std::int64_t records = 0;           ///< agreement exchanges, not counted above
 };
 
 /// A group of ranks and the message layer between them; cheap to copy, copies share the group.
@@ -34,6 +34,7 @@ class Communicator {
  public:
   /// \brief A group of one; every collective is a local copy.
   Communicator();
+  /// \brief A group of one.
   static Communicator self() { return {}; }
 
   /// \brief A communicator over a message layer of the caller's.
@@ -46,14 +47,16 @@ class Communicator {
   static Communicator mpi(MPI_Comm comm);
 #endif
 
-  int rank() const;
-  int size() const;
+  int rank() const;  ///< of this process, in [0, size())
+  int size() const;  ///< number of ranks
   /// \brief Name of the message layer: "self", "mpi", ...
   char const* transport_name() const;
+  /// \brief Whether no collective has failed so far.
   bool alive() const;
 
   /// \brief Longest time a collective may take, default 10 minutes.
   void set_timeout(std::chrono::milliseconds timeout);
+  /// \brief Longest time a collective may take.
   std::chrono::milliseconds timeout() const;
 
   /// \brief Collective. Sub-group of ranks with equal `color`, ordered by `key`.
@@ -65,7 +68,10 @@ class Communicator {
   /// Ordered after the work enqueued on `exec`. Over more than one rank the call waits once for
   /// that work; device memory is staged through pinned host memory, and the copy into `gathered`
   /// is enqueued on `exec`.
-  /// \param[in] local may be the own slot of `gathered`
+  /// \param[in] exec instance whose memory holds both buffers
+  /// \param[in] local `bytes` bytes; may be the own slot of `gathered`
+  /// \param[out] gathered `size() * bytes` bytes
+  /// \param[in] bytes contribution of a rank, equal on all
   /// \return the gathered bytes where the host can read them until the next collective; null when
   /// they never left the device
   template <class ExecutionSpace>
@@ -83,6 +89,7 @@ class Communicator {
   /// \brief Gathers a host record of every rank (agreement, status); counted as a record.
   void exchange_record(void const* local, void* gathered, std::size_t bytes) const;
 
+  /// \brief Since the group was made, over all copies.
   CommunicationCounters counters() const;
 
  private:

@@ -17,11 +17,11 @@ class ProcessGrid {
   /// AgreementError when ranks ask for different grids
   ProcessGrid(Communicator world, int tensor_parallel, int data_parallel);
 
-  Communicator const& world() const { return world_; }
-  Communicator const& tensor_parallel() const { return tensor_; }
-  Communicator const& data_parallel() const { return data_; }
-  int data_parallel_index() const { return data_.rank(); }
-  int tensor_parallel_index() const { return tensor_.rank(); }
+  Communicator const& world() const { return world_; }             ///< all ranks
+  Communicator const& tensor_parallel() const { return tensor_; }  ///< this rank's group
+  Communicator const& data_parallel() const { return data_; }      ///< this rank's group
+  int data_parallel_index() const { return data_.rank(); }         ///< rank in data_parallel()
+  int tensor_parallel_index() const { return tensor_.rank(); }     ///< rank in tensor_parallel()
 
  private:
   Communicator world_, tensor_, data_;

@@ -16,13 +16,15 @@ namespace vpkl {
 class Transport {
  public:
   virtual ~Transport() = default;
-  virtual char const* name() const = 0;
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
+  virtual char const* name() const = 0;  ///< for messages; a string that lives for ever
+  virtual int rank() const = 0;          ///< of this process, in [0, size())
+  virtual int size() const = 0;          ///< number of ranks
 
   /// \brief Concatenates `bytes` of every rank in rank order.
   /// \param[in] local `bytes` bytes, or the own slot of `gathered`
   /// \param[out] gathered `size() * bytes` bytes
+  /// \param[in] bytes contribution of a rank, equal on all
+  /// \param[in] timeout longest time it may take
   virtual void all_gather(void const* local, void* gathered, std::size_t bytes,
                           std::chrono::milliseconds timeout) = 0;
 

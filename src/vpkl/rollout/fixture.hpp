@@ -31,17 +31,17 @@ enum class FixtureCheck {
 
 /// Root attributes of a fixture.
 struct FixtureInfo {
-  std::int64_t samples = 0;          ///< N
-  std::int64_t sequence_length = 0;  ///< T
-  std::int64_t vocabulary_size = 0;  ///< V
-  std::int64_t bos_token_id = -1;    ///< -1: none
-  std::int64_t eos_token_id = -1;    ///< -1: none
-  std::int64_t pad_token_id = -1;    ///< -1: none
-  std::int64_t seed = 0;
-  std::string generator;  ///< program that made the fixture
-  std::string tokenizer_fingerprint;
-  std::string student_name;
-  std::string teacher_name;
+  std::int64_t samples = 0;           ///< N
+  std::int64_t sequence_length = 0;   ///< T
+  std::int64_t vocabulary_size = 0;   ///< V
+  std::int64_t bos_token_id = -1;     ///< -1: none
+  std::int64_t eos_token_id = -1;     ///< -1: none
+  std::int64_t pad_token_id = -1;     ///< -1: none
+  std::int64_t seed = 0;              ///< of the rollout
+  std::string generator;              ///< program that made the fixture
+  std::string tokenizer_fingerprint;  ///< see fixtures/FORMAT.md; empty when unknown
+  std::string student_name;           ///< for people; empty where unknown
+  std::string teacher_name;           ///< for people; empty where unknown
 };
 
 /// A head that lies in a safetensors file.
@@ -67,12 +67,12 @@ class RolloutFixture {
   /// \throws FileError naming file and dataset if the file is missing, damaged, incomplete, of
   /// another schema or inconsistent
   explicit RolloutFixture(std::string const& path, FixtureCheck check = FixtureCheck::metadata);
-  RolloutFixture(RolloutFixture&&) noexcept;
-  RolloutFixture& operator=(RolloutFixture&&) noexcept;
+  RolloutFixture(RolloutFixture&&) noexcept;             ///< leaves nothing to read behind
+  RolloutFixture& operator=(RolloutFixture&&) noexcept;  ///< leaves nothing to read behind
   ~RolloutFixture();
 
-  std::string const& path() const;
-  FixtureInfo const& info() const;
+  std::string const& path() const;  ///< as given
+  FixtureInfo const& info() const;  ///< root attributes
 
   /// \brief SHA-256 of the contents as recorded in the file (see fixtures/FORMAT.md).
   std::string const& content_sha256() const;
@@ -98,6 +98,7 @@ class RolloutFixture {
   /// where recorded for these logits and options (`/expected`).
   std::optional<double> expected_loss(ElementType logits, DivergenceOptions const& options) const;
 
+  /// \brief Whether the fixture holds hidden states and head of this model.
   bool has_model(Side side) const;
 
   /// \throws InvalidArgument if the fixture does not hold this model
@@ -131,8 +132,8 @@ using RowSource = std::function<void(std::int64_t first, std::int64_t count, voi
 
 /// One model of a fixture to be written.
 struct ModelContent {
-  std::int64_t hidden_size = 0;  ///< H
-  ElementType hidden_type = ElementType::fp32;
+  std::int64_t hidden_size = 0;                 ///< H
+  ElementType hidden_type = ElementType::fp32;  ///< of the hidden states
   ElementType head_type = ElementType::fp32;    ///< ignored with a reference
   RowSource hidden;                             ///< [count, T, H] of samples
   RowSource head;                               ///< [count, H] of token ids; unset with a reference
@@ -142,14 +143,14 @@ struct ModelContent {
 /// A fixture to be written. Hidden states and heads are asked for piece by piece, so that memory is
 /// bounded by one sample's.
 struct RolloutContent {
-  FixtureInfo info;
+  FixtureInfo info;                          ///< root attributes; extents included
   std::vector<std::int32_t> tokens;          ///< [N, T]
   std::vector<std::uint8_t> attention_mask;  ///< [N, T]
   std::vector<std::int64_t> response_start;  ///< [N]
   std::vector<std::string> prompt_text;      ///< [N] or empty
   std::vector<std::int32_t> vocabulary_ids;  ///< [V] or empty
-  std::optional<ModelContent> student;
-  std::optional<ModelContent> teacher;
+  std::optional<ModelContent> student;       ///< unset: the fixture has none
+  std::optional<ModelContent> teacher;       ///< unset: the fixture has none
   /// The student's head is the teacher's and stored once; the student's own is not asked for.
   bool shared_head = false;
   /// Called now and then with the bytes written and their total.

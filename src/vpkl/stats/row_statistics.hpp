@@ -16,6 +16,7 @@ enum class Weighting : std::int32_t { teacher, student, none };
 /// Differences of logits are kept in units of 1024. Any two finite logits then differ by a finite
 /// float, and sums of such differences over a block of columns stay finite.
 constexpr float logit_unit = 1024.0f;
+/// Exactly 1 / logit_unit.
 constexpr float inverse_logit_unit = 1.0f / logit_unit;
 
 /// Statistics of one row over a set of columns; 32 bytes, the record that ranks exchange.
@@ -23,17 +24,18 @@ constexpr float inverse_logit_unit = 1.0f / logit_unit;
 /// With m the largest logit of the set and d = logit - m: sum = Σ e^(d/T), and difference =
 /// Σ e^(da/T) · (da - db) / (sum_a · logit_unit), a the weighing distribution.
 struct alignas(16) RowStatistics {
+  /// Bits of `flags`.
   enum Flag : std::uint32_t {
     invalid = 1,      ///< a NaN or +inf logit in either model
     unsupported = 2,  ///< the weighing distribution has support where the other has none
   };
 
-  double sum_student = 0;
-  double sum_teacher = 0;
-  float max_student = -impl::infinity;
-  float max_teacher = -impl::infinity;
-  float difference = 0;
-  std::uint32_t flags = 0;
+  double sum_student = 0;               ///< Σ e^(ds/T)
+  double sum_teacher = 0;               ///< Σ e^(dt/T)
+  float max_student = -impl::infinity;  ///< largest logit; -inf: no support
+  float max_teacher = -impl::infinity;  ///< largest logit; -inf: no support
+  float difference = 0;                 ///< weighted mean of da - db, in units of logit_unit
+  std::uint32_t flags = 0;              ///< of Flag; merged by OR
 };
 static_assert(sizeof(RowStatistics) == 32, "RowStatistics is the 32-byte record on the wire");
 
@@ -57,9 +59,11 @@ struct Rescale {
 /// Accumulates records of disjoint column sets in a fixed order, in double.
 class RowAccumulator {
  public:
+  /// \brief An empty set of columns.
   KOKKOS_INLINE_FUNCTION RowAccumulator(Weighting weighting, double inverse_temperature)
       : weighting_(weighting), inverse_temperature_(inverse_temperature) {}
 
+  /// \brief Merges the record of further columns.
   KOKKOS_INLINE_FUNCTION void add(RowStatistics const& part) {
     flags_ |= part.flags;
     if (flags_ & RowStatistics::invalid) return;
@@ -86,6 +90,7 @@ class RowAccumulator {
     max_teacher_ = max_teacher;
   }
 
+  /// \brief The record of all columns added so far.
   KOKKOS_INLINE_FUNCTION RowStatistics result() const {
     RowStatistics r;
     r.sum_student = sum_student_;

@@ -23,17 +23,18 @@ enum class CacheMode : std::int32_t {
   hidden = 2,    ///< last hidden states; logits rebuilt a chunk at a time
 };
 
+/// \brief "all", "response" or "hidden".
 char const* to_string(CacheMode mode);
 /// \brief Inverse of to_string. \throws InvalidArgument naming the text
 CacheMode cache_mode_from_string(std::string const& text);
 
 /// What a cache has moved and holds.
 struct CacheCounters {
-  std::int64_t stores = 0;
-  std::int64_t stored_rows = 0;
-  std::int64_t fetches = 0;
-  std::int64_t fetched_rows = 0;
-  std::int64_t fetched_bytes = 0;
+  std::int64_t stores = 0;           ///< calls that succeeded
+  std::int64_t stored_rows = 0;      ///< kept, over all stores
+  std::int64_t fetches = 0;          ///< calls, by chunk or by rows
+  std::int64_t fetched_rows = 0;     ///< over all fetches
+  std::int64_t fetched_bytes = 0;    ///< of them, in the store type
   std::size_t bytes = 0;             ///< held now
   std::size_t high_water_bytes = 0;  ///< most ever held
 };
@@ -47,22 +48,27 @@ struct CacheCounters {
 template <class ExecutionSpace>
 class TeacherCache {
  public:
+  /// Mode and store type are equal on every rank.
   struct Options {
-    CacheMode mode = CacheMode::all;
+    CacheMode mode = CacheMode::all;        ///< what is kept
     std::optional<ElementType> store_type;  ///< default: the type of the logits stored
     std::size_t memory_budget = 0;          ///< bytes; 0: what the machine and its limits leave
-    TransferEngine engine = TransferEngine::automatic;
+    TransferEngine engine = TransferEngine::automatic;  ///< how rows come back to a device
   };
 
   /// \brief Collective; one exchange of records over more than one rank.
   /// \param[in] comm the tensor-parallel group, whose ranks store together
+  /// \param[in] options what to keep, in which type, how much of it
   /// \throws InvalidArgument for modes this build cannot serve, AgreementError
   TeacherCache(Communicator comm, Options options);
 
   /// \brief Collective; one exchange of records over more than one rank. Replaces what was held.
   ///
   /// Enqueued on `exec`; the logits may be overwritten by later work on it.
+  /// \param[in] exec instance that made the logits
   /// \param[in] logits `[batch · length, width]`, row b·T + t
+  /// \param[in] batch B
+  /// \param[in] length T
   /// \param[in] rows `response` mode: ascending row numbers to keep; otherwise empty
   /// \throws InvalidArgument, OutOfMemory on every rank; the cache is then empty
   void store(ExecutionSpace const& exec, ConstRows const& logits, std::int64_t batch,
@@ -70,8 +76,12 @@ class TeacherCache {
 
   /// \brief Enqueues positions [begin, end) of every batch row into `out`, rows in (b, t) order.
   /// In `response` mode rows that were not kept are left as they are in `out`.
+  /// \param[in] exec any instance of the cache's device; the rows are there for its later work
+  /// \param[in] begin first position
+  /// \param[in] end one past the last
   /// \param[out] out `[batch · (end - begin), width]` of any type (converted after the copy)
-  /// \throws InvalidArgument
+  /// \throws InvalidArgument for an empty cache, a range outside [0, length), another width of
+  /// `out`
   void fetch_chunk(ExecutionSpace const& exec, std::int64_t begin, std::int64_t end,
                    Rows const& out);
 
@@ -83,15 +93,15 @@ class TeacherCache {
   /// \brief Drops the rows. Work already enqueued on them ends first.
   void free() noexcept;
 
-  bool holds_rows() const { return store_ != nullptr; }
+  bool holds_rows() const { return store_ != nullptr; }  ///< between store and free
   /// \brief Whether row b·T + t can be fetched.
   bool holds(std::int64_t row) const;
-  std::int64_t batch() const { return batch_; }
-  std::int64_t length() const { return length_; }
-  std::int64_t width() const { return width_; }
-  ElementType type() const { return type_; }
-  Options const& options() const { return options_; }
-  CacheCounters const& counters() const { return counters_; }
+  std::int64_t batch() const { return batch_; }                ///< B of what is held, or 0
+  std::int64_t length() const { return length_; }              ///< T of what is held, or 0
+  std::int64_t width() const { return width_; }                ///< columns of a held row, or 0
+  ElementType type() const { return type_; }                   ///< that rows are kept in
+  Options const& options() const { return options_; }          ///< as given
+  CacheCounters const& counters() const { return counters_; }  ///< since construction
 
  private:
   void check_store(ConstRows const& logits, std::int64_t batch, std::int64_t length,

@@ -25,6 +25,7 @@ enum class TransferEngine : std::int32_t {
   mapped = 5,       ///< a kernel reads the pinned memory
 };
 
+/// \brief The enumerator's name.
 char const* to_string(TransferEngine engine);
 /// \brief Inverse of to_string. \throws InvalidArgument naming the text and the accepted ones
 TransferEngine transfer_engine_from_string(std::string const& text);

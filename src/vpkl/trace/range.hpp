@@ -39,7 +39,7 @@ class Range {
   Range(Phase phase, Category category, std::int64_t payload);
   ~Range();
 #else
-  Range(Phase, Category, std::int64_t) {}
+  Range(Phase, Category, std::int64_t) {}  ///< both are off
   // Not defaulted, so that a range nobody reads is no unused variable.
   ~Range() {}
 #endif

@@ -30,7 +30,7 @@ struct LossResult {
   double loss = 0;          ///< without gradient accumulation and loss scale; equal on every rank
   std::int64_t tokens = 0;  ///< rows that counted
   std::int64_t chunks = 0;  ///< operator calls
-  std::int64_t skipped_chunks = 0;
+  std::int64_t skipped_chunks = 0;  ///< without counted rows; neither fetched nor computed
 };
 
 /// Distillation loss of `[B, T, V]` student logits against a TeacherCache, value and gradient.
@@ -43,21 +43,25 @@ struct LossResult {
 template <class ExecutionSpace>
 class StreamedLoss {
  public:
+  /// Equal on every rank.
   struct Options {
-    DivergenceOptions divergence;
-    Route route = Route::vocab_parallel;
-    PlanKind plan = PlanKind::rows;
-    std::int64_t chunk_width = 256;  ///< positions; see ChunkPlan
-    bool skip_empty_chunks = true;
+    DivergenceOptions divergence;         ///< divergence, beta and temperature
+    Route route = Route::vocab_parallel;  ///< how the vocabulary is brought together
+    PlanKind plan = PlanKind::rows;       ///< how the counted rows are cut
+    std::int64_t chunk_width = 256;       ///< positions; see ChunkPlan
+    bool skip_empty_chunks = true;        ///< false computes chunks without counted rows, too
   };
 
   /// \brief Collective; one exchange of records over more than one rank.
   /// \param[in] comm the tensor-parallel group (not used with Route::dense)
+  /// \param[in] shard ids of this rank's columns; `VocabShard::whole` with Route::dense
+  /// \param[in] options equal on every rank
   /// \throws InvalidArgument on every rank for options outside their domain on one
   StreamedLoss(Communicator comm, VocabShard shard, Options options);
 
   /// \brief Collective. Optional, once a micro-batch: the group holds the same tokens and mask.
   /// \param[in] tokens `[batch, length]` in host memory, contiguous
+  /// \param[in] mask response mask, host memory, unshifted
   /// \throws AgreementError naming what differs
   void check_batch(std::int32_t const* tokens, ResponseMask const& mask) const;
 
@@ -65,9 +69,12 @@ class StreamedLoss {
   ///
   /// Returns when the loss is known on the host; the gradient is enqueued on `exec`. On failure the
   /// cache is freed and the gradient's content unspecified.
+  /// \param[in] exec instance that made the student's logits; the gradient is there for its later
+  /// work
   /// \param[in] student `[batch · length, student_width]`, row b·T + t at regular strides
   /// \param[in] cache the teacher's rows of this micro-batch; with Route::gathered whole rows
   /// \param[in] mask response mask, host memory, unshifted
+  /// \param[in] normalization what the sum over rows is divided and multiplied by
   /// \param[out] gradient as `student`, or data null; may be the student's rows. Rows that do not
   /// count are written 0.
   /// \throws InvalidArgument, AgreementError, OutOfMemory, CommunicationError on every rank
@@ -78,9 +85,10 @@ class StreamedLoss {
   /// \brief Values (times T²) of the last micro-batch, one a row of `[B, T]`; 0 where not counted.
   std::vector<float> const& row_values() const { return row_values_; }
 
-  Options const& options() const { return options_; }
+  Options const& options() const { return options_; }  ///< as given
   /// \brief Sum over all plans this loss has made.
   OperatorCounters counters() const;
+  /// \brief Bytes of device memory owned: the plan's, the fetched chunks', the row lists'.
   std::size_t workspace_bytes() const;
 
  private:

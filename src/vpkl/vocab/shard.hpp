@@ -16,8 +16,8 @@ namespace vpkl {
 struct TokenSemantics {
   std::string tokenizer_fingerprint;  ///< empty when unknown
   std::int64_t bos = -1;              ///< -1: none
-  std::int64_t eos = -1;
-  std::int64_t pad = -1;
+  std::int64_t eos = -1;              ///< -1: none
+  std::int64_t pad = -1;              ///< -1: none
 };
 
 /// How vocabularies of different width are brought together.
@@ -40,13 +40,14 @@ std::pair<std::int64_t, std::int64_t> even_range(std::int64_t vocabulary, int ra
 /// that (padding): student_width() and teacher_width() are what its rows hold.
 class VocabShard {
  public:
+  /// What a rank brings to make().
   struct Spec {
     std::int64_t vocabulary = 0;     ///< ids that count, over all ranks
     std::int64_t begin = 0;          ///< first id of this rank
     std::int64_t end = 0;            ///< one past its last
     std::int64_t student_width = 0;  ///< physical columns, at least end - begin
-    std::int64_t teacher_width = 0;
-    TokenSemantics tokens;
+    std::int64_t teacher_width = 0;  ///< physical columns, at least end - begin
+    TokenSemantics tokens;           ///< equal on every rank
   };
 
   /// \brief Collective. Makes a shard that the group has agreed on: the ranges tile
@@ -59,18 +60,19 @@ class VocabShard {
   static VocabShard whole(std::int64_t vocabulary, std::int64_t student_width = -1,
                           std::int64_t teacher_width = -1);
 
-  std::int64_t vocabulary() const { return spec_.vocabulary; }
-  std::int64_t begin() const { return spec_.begin; }
-  std::int64_t end() const { return spec_.end; }
-  std::int64_t width() const { return spec_.end - spec_.begin; }
-  std::int64_t student_width() const { return spec_.student_width; }
-  std::int64_t teacher_width() const { return spec_.teacher_width; }
-  TokenSemantics const& tokens() const { return spec_.tokens; }
+  std::int64_t vocabulary() const { return spec_.vocabulary; }        ///< ids over all ranks
+  std::int64_t begin() const { return spec_.begin; }                  ///< first id of this rank
+  std::int64_t end() const { return spec_.end; }                      ///< one past its last
+  std::int64_t width() const { return spec_.end - spec_.begin; }      ///< ids of this rank
+  std::int64_t student_width() const { return spec_.student_width; }  ///< physical columns
+  std::int64_t teacher_width() const { return spec_.teacher_width; }  ///< physical columns
+  TokenSemantics const& tokens() const { return spec_.tokens; }       ///< as given
 
-  int rank() const { return rank_; }
-  int ranks() const { return static_cast<int>(bounds_.size()) - 1; }
+  int rank() const { return rank_; }                                  ///< in the group that agreed
+  int ranks() const { return static_cast<int>(bounds_.size()) - 1; }  ///< of that group
   /// First id of rank r; bounds()[ranks()] is the vocabulary.
   std::vector<std::int64_t> const& bounds() const { return bounds_; }
+  /// \brief Ids of the rank that has most.
   std::int64_t largest_width() const;
 
  private:
