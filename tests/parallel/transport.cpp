@@ -65,7 +65,6 @@ class ThreadTransport final : public Transport {
     auto const all = meeting_->gather(rank_, local, bytes, timeout);
     std::memcpy(gathered, all.data(), all.size());
   }
-  void all_reduce_sum(float*, std::int64_t, std::chrono::milliseconds) override {}
   std::unique_ptr<Transport> split(int, int) override { return nullptr; }
 
  private:

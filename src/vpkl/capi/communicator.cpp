@@ -7,9 +7,6 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
-#include <vector>
-
 namespace vpkl::capi {
 
 namespace {
@@ -34,15 +31,6 @@ class CallbackTransport final : public Transport {
     if (status != 0)
       throw CommunicationError(fmt::format(
           "all_gather of {} bytes: the caller's callback returned {}, expected 0", bytes, status));
-  }
-
-  void all_reduce_sum(float* data, std::int64_t count, std::chrono::milliseconds timeout) override {
-    std::size_t const n = static_cast<std::size_t>(count);
-    std::vector<float> all(n * static_cast<std::size_t>(size()));
-    all_gather(data, all.data(), n * sizeof(float), timeout);
-    std::memset(data, 0, n * sizeof(float));
-    for (std::size_t i = 0; i < all.size(); ++i)
-      data[i % n] += all[i];
   }
 
   std::unique_ptr<Transport> split(int, int) override {
