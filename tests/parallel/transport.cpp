@@ -101,6 +101,23 @@ TEST(Transport, carries_agreement_and_shards) {
   });
 }
 
+TEST(Transport, reduces_and_broadcasts_with_nothing_but_an_all_gather) {
+  on_ranks(3, [](Communicator comm) {
+    Kokkos::DefaultHostExecutionSpace const exec;
+    float const rank = static_cast<float>(comm.rank());
+    float sums[] = {rank, 1}, largest[] = {-rank, rank}, copied[] = {rank, rank + 1};
+    comm.all_reduce_sum(exec, sums, 2);
+    comm.all_reduce_max(exec, largest, 2);
+    comm.broadcast(exec, copied, sizeof copied, 1);
+    EXPECT_EQ(sums[0], 3);
+    EXPECT_EQ(sums[1], 3);
+    EXPECT_EQ(largest[0], 0);
+    EXPECT_EQ(largest[1], 2);
+    EXPECT_EQ(copied[0], 1);
+    EXPECT_EQ(copied[1], 2);
+  });
+}
+
 TEST(Transport, a_failure_kills_the_communicator) {
   on_ranks(3, [](Communicator comm) {
     comm.set_timeout(std::chrono::milliseconds(300));
