@@ -4,6 +4,9 @@
 #ifdef VPKL_ENABLE_MPI
 #include <vpkl_mpi.h>
 #endif
+#ifdef VPKL_ENABLE_NCCL
+#include <vpkl_nccl.h>
+#endif
 
 #include <fmt/format.h>
 
@@ -68,6 +71,27 @@ vpkl_status vpkl_comm_from_mpi(MPI_Comm mpi_comm, vpkl_comm** comm) {
   return guarded([&] {
     vpkl_comm*& made = deref(comm, "communicator");
     made = new vpkl_comm(Communicator::mpi(mpi_comm));
+  });
+}
+#endif
+
+#ifdef VPKL_ENABLE_NCCL
+vpkl_status vpkl_comm_from_nccl(ncclComm_t nccl_comm, vpkl_comm** comm) {
+  return guarded([&] {
+    vpkl_comm*& made = deref(comm, "communicator");
+    ensure_kokkos();
+    made = new vpkl_comm(Communicator::nccl(nccl_comm));
+  });
+}
+
+vpkl_status vpkl_comm_from_nccl_id(const ncclUniqueId* id, int rank, int size, int64_t timeout_ms,
+                                   vpkl_comm** comm) {
+  return guarded([&] {
+    vpkl_comm*& made = deref(comm, "communicator");
+    ncclUniqueId const& shared = deref(id, "unique id");
+    ensure_kokkos();
+    made = new vpkl_comm(
+        Communicator::nccl(shared, rank, size, std::chrono::milliseconds(timeout_ms)));
   });
 }
 #endif
