@@ -6,7 +6,9 @@ namespace vpkl::impl {
 
 HeaderLog<Kokkos::Cuda>::HeaderLog(Communicator comm, std::int64_t messages)
     : comm_(std::move(comm)),
-      headers_(static_cast<std::size_t>(messages * comm_.size()) * sizeof(MessageHeader),
+      headers_(comm_.size() == 1
+                   ? 0
+                   : static_cast<std::size_t>(messages * comm_.size()) * sizeof(MessageHeader),
                cuda::PinnedBlock::User::stream) {
   errors_.reserve(static_cast<std::size_t>(messages));
 }
