@@ -35,8 +35,9 @@ if(VPKL_ENABLE_MPI)
 endif()
 
 # vpkl_add_test(NAME n SOURCES ... [LIBRARIES ...] [RANKS 1 2 3 4] [TIMEOUT s] [MAIN custom])
-# One GoogleTest binary; with RANKS it runs under MPI once for each size. Ranks and threads outnumber
-# cores, so waiting threads sleep.
+# One GoogleTest binary; with RANKS it runs under MPI once for each size, and in builds with NCCL once
+# more over NCCL, skipped where ranks share a GPU. Ranks and threads outnumber cores, so waiting
+# threads sleep.
 function(vpkl_add_test)
   cmake_parse_arguments(arg "" "NAME;TIMEOUT" "SOURCES;LIBRARIES;RANKS" ${ARGN})
   if(NOT arg_TIMEOUT)
@@ -48,23 +49,28 @@ function(vpkl_add_test)
   add_executable(${arg_NAME} ${arg_SOURCES})
   vpkl_target_defaults(${arg_NAME})
   target_link_libraries(${arg_NAME} PRIVATE vpkl_test_main vpkl::vpkl fmt::fmt ${arg_LIBRARIES})
+  set(properties TIMEOUT ${arg_TIMEOUT} PROCESSORS 2)
+  set(environment "OMP_NUM_THREADS=2;OMP_PROC_BIND=false;OMP_WAIT_POLICY=passive")
   if(arg_RANKS)
     foreach(ranks IN LISTS arg_RANKS)
       if(VPKL_ENABLE_MPI)
-        add_test(NAME ${arg_NAME}_np${ranks}
-                 COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${VPKL_MPIEXEC_FLAGS}
-                         $<TARGET_FILE:${arg_NAME}>)
+        set(command ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${VPKL_MPIEXEC_FLAGS}
+                    $<TARGET_FILE:${arg_NAME}>)
       elseif(ranks EQUAL 1)
-        add_test(NAME ${arg_NAME}_np1 COMMAND ${arg_NAME})
+        set(command ${arg_NAME})
       else()
         continue()
       endif()
-      set_tests_properties(${arg_NAME}_np${ranks} PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS 2
-                           ENVIRONMENT "OMP_NUM_THREADS=2;OMP_PROC_BIND=false;OMP_WAIT_POLICY=passive")
+      add_test(NAME ${arg_NAME}_np${ranks} COMMAND ${command})
+      set_tests_properties(${arg_NAME}_np${ranks} PROPERTIES ${properties} ENVIRONMENT "${environment}")
+      if(VPKL_ENABLE_NCCL)
+        add_test(NAME ${arg_NAME}_over_nccl_np${ranks} COMMAND ${command})
+        set_tests_properties(${arg_NAME}_over_nccl_np${ranks} PROPERTIES ${properties} SKIP_RETURN_CODE 77
+                             ENVIRONMENT "${environment};VPKL_TEST_TRANSPORT=nccl")
+      endif()
     endforeach()
   else()
     add_test(NAME ${arg_NAME} COMMAND ${arg_NAME})
-    set_tests_properties(${arg_NAME} PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS 2
-                         ENVIRONMENT "OMP_NUM_THREADS=2;OMP_PROC_BIND=false;OMP_WAIT_POLICY=passive")
+    set_tests_properties(${arg_NAME} PROPERTIES ${properties} ENVIRONMENT "${environment}")
   endif()
 endfunction()

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The main of every test: MPI and Kokkos around GoogleTest. Only rank 0 prints, unless a test
 // fails.
-#include <vpkl/config.hpp>
+#include <support/environment.hpp>
 
 #include <gtest/gtest.h>
 #include <Kokkos_Core.hpp>
 
 #include <cstdio>
+#include <cstdlib>
 
 #ifdef VPKL_ENABLE_MPI
 #include <mpi.h>
@@ -31,7 +32,14 @@ class RankPrinter : public testing::EmptyTestEventListener {
 
 }  // namespace
 
+// What CTest takes for "skipped".
+constexpr int skipped = 77;
+
 int main(int argc, char** argv) {
+#ifdef VPKL_ENABLE_NCCL
+  // A program that fails with multicast memory open may put the GPUs out of service for others.
+  setenv("NCCL_NVLS_ENABLE", "0", 0);
+#endif
   testing::InitGoogleTest(&argc, argv);
   int rank = 0;
 #ifdef VPKL_ENABLE_MPI
@@ -47,7 +55,13 @@ int main(int argc, char** argv) {
   int failed;
   {
     Kokkos::initialize(argc, argv);
-    failed = RUN_ALL_TESTS();
+    std::string const why = vpkl::test::wants_nccl() ? vpkl::test::why_no_nccl() : "";
+    if (why.empty()) {
+      failed = RUN_ALL_TESTS();
+    } else {
+      failed = skipped;
+      if (rank == 0) std::printf("[  SKIPPED ] all tests: %s\n", why.c_str());
+    }
     Kokkos::finalize();
   }
 #ifdef VPKL_ENABLE_MPI

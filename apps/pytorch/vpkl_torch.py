@@ -50,6 +50,7 @@ class Shard(NamedTuple):
 
 # The C interface ----------------------------------------------------------------------------------
 
+_FEATURE_NCCL = 8
 _i64, _ptr = ctypes.c_int64, ctypes.c_void_p
 _GATHER = ctypes.CFUNCTYPE(ctypes.c_int, _ptr, _ptr, _ptr, ctypes.c_size_t, _i64)
 
@@ -105,6 +106,7 @@ def _load():
     signatures = {
         "comm_self": [p(_ptr)],
         "comm_from_callbacks": [p(_Callbacks), p(_ptr)],
+        "comm_from_nccl": [_ptr, p(_ptr)],
         "comm_destroy": [_ptr],
         "vocab_create": [_ptr, p(_ShardSpec), p(_ptr)],
         "vocab_destroy": [_ptr],
@@ -121,6 +123,8 @@ def _load():
         "loss_destroy": [_ptr],
         "finalize": [],
     }
+    if not library.vpkl_features() & _FEATURE_NCCL:
+        del signatures["comm_from_nccl"]
     for name, arguments in signatures.items():
         function = getattr(library, "vpkl_" + name)
         function.argtypes = arguments
@@ -197,6 +201,20 @@ def _usable(logits):
 # Groups of ranks ----------------------------------------------------------------------------------
 
 
+def _nccl_of(group):
+    """torch's NCCL communicator of the group; None where it, or the library, has none."""
+    import torch.distributed as dist
+
+    if not _lib.vpkl_features() & _FEATURE_NCCL or dist.get_backend(group) != "nccl":
+        return None
+    device = torch.device("cuda", torch.cuda.current_device())
+    backend = group._get_backend(device)
+    if not hasattr(backend, "_comm_ptr"):  # before torch 2.7
+        return None
+    dist.all_reduce(torch.zeros(1, device=device), group=group)  # torch makes it at first use
+    return backend._comm_ptr() or None
+
+
 class _Group:
     """The library's communicator over a torch.distributed group; None: this process alone."""
 
@@ -206,6 +224,10 @@ class _Group:
             return
         import torch.distributed as dist
 
+        nccl = _nccl_of(group)
+        if all(_gathered(group, nccl is not None)):
+            self.comm = _agreed(group, lambda: _Handle("comm", nccl, create="from_nccl"))
+            return
         size = dist.get_world_size(group)
         device = torch.device("cpu")
         if dist.get_backend(group) == "nccl":

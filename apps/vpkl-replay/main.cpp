@@ -153,7 +153,21 @@ void check_sizes(Communicator const& world, Rollouts const& rollouts, Options co
                     options.batch_size, rollouts.samples()));
 }
 
-void replay_all(Communicator const& world, Options const& options) {
+/// \throws InvalidArgument on every rank when NCCL is asked for and cannot be had
+Communicator over_transport(Communicator const& world, std::string const& transport) {
+#ifdef VPKL_ENABLE_NCCL
+  if (transport == "nccl" ||
+      (transport == "automatic" && world.size() > 1 && Communicator::has_gpu_for_each_rank(world)))
+    return Communicator::nccl(world);
+#else
+  (void)transport;
+#endif
+  return world;
+}
+
+void replay_all(Communicator const& launched, Options options) {
+  Communicator const world = over_transport(launched, options.transport);
+  options.transport = world.transport_name();
   apps::MemoryTracker::install();
   bool const first = world.rank() == 0;
   // Results can be written, and the fixture read, before anything is built.
@@ -216,11 +230,12 @@ void replay_all(Communicator const& world, Options const& options) {
         .exchange(world);
   if (first) {
     std::string const heading = fmt::format(
-        "{}: {} ranks (TP {} × DP {}), {}, {} response tokens, batch {} × {} micro-batches, plan "
+        "{}: {} ranks (TP {} × DP {}, {}), {}, {} response tokens, batch {} × {} micro-batches, "
+        "plan "
         "{}",
         options.fixture, world.size(), grid.tensor_parallel().size(), options.data_parallel,
-        to_string(options.divergence.divergence), rollouts->response_tokens(), options.batch_size,
-        options.accumulation_steps, to_string(options.plan));
+        options.transport, to_string(options.divergence.divergence), rollouts->response_tokens(),
+        options.batch_size, options.accumulation_steps, to_string(options.plan));
     fmt::print("{}", table(summaries, comparison, heading));
     if (!options.output_jsonl.empty()) fmt::print("Results: {}\n", options.output_jsonl);
   }

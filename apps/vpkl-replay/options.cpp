@@ -88,6 +88,10 @@ void define(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--cache-budget", o.cache_budget, "Bytes of the teacher cache; 0: what is free")
       ->check(count(0))
       ->capture_default_str();
+  app.add_option("--transport", o.transport,
+                 "Messages between ranks: nccl, mpi, or automatic: nccl where the build has it and "
+                 "every rank a GPU of its own")
+      ->capture_default_str();
   app.add_option("--data-parallel", o.data_parallel,
                  "Replicas; the other factor of the ranks is tensor-parallel")
       ->check(CLI::Range(1, 1 << 20))
@@ -131,6 +135,13 @@ void finish(Options& o, Texts const& t) {
         "--mode is online, expected replay: vpkl-opsd generates its own rollouts");
   if (t.mode != "replay")
     throw InvalidArgument(fmt::format("--mode is '{}', expected replay", t.mode));
+  if (o.transport != "automatic" && o.transport != "mpi" && o.transport != "nccl")
+    throw InvalidArgument(
+        fmt::format("--transport is '{}', expected automatic, mpi or nccl", o.transport));
+#ifndef VPKL_ENABLE_NCCL
+  if (o.transport == "nccl")
+    throw InvalidArgument("--transport is nccl, but this build has no NCCL (VPKL_ENABLE_NCCL)");
+#endif
   if (o.profile && !apps::has_profiler())
     throw InvalidArgument(
         "--profile needs a CUDA build: this one has no device whose profiler waits for a range");
@@ -206,6 +217,7 @@ nlohmann::json Options::describe() const {
           {"cache_mode", to_string(cache_mode)},
           {"transfer_engine", to_string(transfer_engine)},
           {"cache_budget", cache_budget},
+          {"transport", transport},
           {"data_parallel", data_parallel},
           {"batch_size", batch_size},
           {"gradient_accumulation_steps", accumulation_steps},

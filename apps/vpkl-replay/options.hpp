@@ -33,6 +33,7 @@ struct Options {
   TransferEngine transfer_engine = TransferEngine::automatic;
   std::int64_t cache_budget = 0;
 
+  std::string transport = "automatic";  ///< or "mpi", "nccl"; once chosen, the layer's name
   int data_parallel = 1;
   std::int64_t batch_size = 1;
   std::int64_t accumulation_steps = 1;

@@ -199,9 +199,11 @@ UpdateResult RouteRun::update(std::int64_t update) {
             (mean ? static_cast<double>(options_.accumulation_steps) : 1.0);
 
   int const replicas = grid_.data_parallel().size();
-  if (replicas > 1)
+  if (replicas > 1) {
     grid_.data_parallel().all_reduce_sum(exec_, head_gradient_.data(),
                                          static_cast<std::int64_t>(head_gradient_.size()));
+    grid_.data_parallel().wait(exec_);
+  }
   result.loss = shared_loss(loss) / (mean ? replicas : 1);
   result.applied = finite_everywhere(result.loss);
   if (result.applied) optimizer_->step(exec_, head_gradient_.data(), student_head_.data());

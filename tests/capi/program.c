@@ -5,6 +5,9 @@
 #ifdef TEST_WITH_MPI
 #include <vpkl_mpi.h>
 #endif
+#ifdef TEST_WITH_NCCL
+#include <vpkl_nccl.h>
+#endif
 
 #include <math.h>
 #include <stdio.h>
@@ -275,6 +278,44 @@ static void all(vpkl_comm* comm) {
   refusals(comm);
 }
 
+#ifdef TEST_WITH_NCCL
+static ncclUniqueId unique_id(void) {
+  ncclUniqueId id;
+  if (rank == 0) EXPECT(ncclGetUniqueId(&id) == ncclSuccess);
+#ifdef TEST_WITH_MPI
+  MPI_Bcast(&id, (int)sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
+#endif
+  return id;
+}
+
+static void over_nccl(void) {
+  ncclComm_t own = NULL;
+  vpkl_comm* comm = NULL;
+  ncclUniqueId id;
+  int devices = 0;
+  EXPECT(vpkl_features() & VPKL_FEATURE_NCCL);
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < size) {
+    if (rank == 0) printf("NCCL not tested: %d ranks, %d GPUs\n", size, devices);
+    return;
+  }
+  id = unique_id();
+  REFUSED(vpkl_comm_from_nccl(NULL, &comm), VPKL_INVALID_ARGUMENT, "null");
+  REFUSED(vpkl_comm_from_nccl_id(NULL, rank, size, 1000, &comm), VPKL_INVALID_ARGUMENT,
+          "unique id");
+  REFUSED(vpkl_comm_from_nccl_id(&id, size, size, 1000, &comm), VPKL_INVALID_ARGUMENT,
+          "expected 0 <= rank < size");
+  OK(vpkl_comm_from_nccl_id(&id, rank, size, 30000, &comm));
+  all(comm);
+  vpkl_comm_destroy(comm);
+  id = unique_id();
+  EXPECT(ncclCommInitRank(&own, size, id, rank) == ncclSuccess);
+  OK(vpkl_comm_from_nccl(own, &comm));
+  all(comm);
+  vpkl_comm_destroy(comm);
+  EXPECT(ncclCommDestroy(own) == ncclSuccess);
+}
+#endif
+
 int main(int argc, char** argv) {
   vpkl_comm* comm = NULL;
 #ifdef TEST_WITH_MPI
@@ -286,6 +327,12 @@ int main(int argc, char** argv) {
   callbacks.context = &world;
   callbacks.rank = rank;
   callbacks.size = size;
+#ifdef TEST_WITH_NCCL
+  {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) == cudaSuccess && devices >= size) cudaSetDevice(rank);
+  }
+#endif
   EXPECT(vpkl_features() & VPKL_FEATURE_MPI);
   REFUSED(vpkl_comm_from_mpi(MPI_COMM_NULL, &comm), VPKL_INVALID_ARGUMENT, "MPI_COMM_NULL");
   REFUSED(vpkl_comm_from_mpi(world, NULL), VPKL_INVALID_ARGUMENT, "communicator");
@@ -299,6 +346,9 @@ int main(int argc, char** argv) {
   OK(vpkl_comm_self(&comm));
 #endif
   all(comm);
+#ifdef TEST_WITH_NCCL
+  over_nccl();
+#endif
   failing_callback();
   EXPECT(strcmp(vpkl_version(), "") != 0);
   REFUSED(vpkl_finalize(), VPKL_INVALID_ARGUMENT, "1 handles are alive");

@@ -19,6 +19,9 @@ int main(int argc, char** argv) {
 #ifdef VPKL_ENABLE_CUDA
   has += " CUDA";
 #endif
+#ifdef VPKL_ENABLE_NCCL
+  has += " NCCL";
+#endif
   std::string expected;
   for (int i = 1; i < argc; ++i)
     expected += (i > 1 ? " " : "") + std::string(argv[i]);

@@ -55,14 +55,14 @@ elseif(CASE STREQUAL "consumer")
   configure_examples(${prefix} ${KOKKOS_PREFIX} OPTIONS -DCMAKE_BUILD_TYPE=Release)
   build_and_run_examples(${FEATURES})
 elseif(CASE STREQUAL "subdirectory")
-  # What the installed one is not: shared (where Kokkos lets it be), and without MPI and HDF5.
+  # What the installed one is not: shared (where Kokkos lets it be), and without MPI, HDF5 and NCCL.
   # Unoptimised, for its build time. The surrounding project says where installed libraries are looked for.
   configure_examples(${KOKKOS_PREFIX} OPTIONS -DCMAKE_BUILD_TYPE=Debug -DVPKL_SOURCE_DIR=${VPKL_SOURCE_DIR}
                      -DBUILD_SHARED_LIBS=${VPKL_ENABLE_C} -DVPKL_ENABLE_C=${VPKL_ENABLE_C}
                      -DVPKL_ENABLE_CUDA=${VPKL_ENABLE_CUDA} -DVPKL_ENABLE_MPI=OFF -DVPKL_ENABLE_HDF5=OFF
                      -DVPKL_ENABLE_APPS=OFF -DVPKL_ENABLE_TESTS=OFF
                      [[-DCMAKE_INSTALL_RPATH=$ORIGIN]] -DCMAKE_INSTALL_RPATH_USE_LINK_PATH=ON)
-  list(REMOVE_ITEM FEATURES MPI HDF5)
+  list(REMOVE_ITEM FEATURES MPI HDF5 NCCL)
   build_and_run_examples(${FEATURES})
   # The same, installed.
   run(${CMAKE_COMMAND} --install ${build} --prefix ${WORK_DIR}/shared)

@@ -65,6 +65,40 @@ TYPED_TEST(Comm, all_reduce_sums_in_place) {
   }
 }
 
+TYPED_TEST(Comm, all_reduce_takes_the_maximum) {
+  std::int64_t const count = 300001;
+  int const n = this->comm.size();
+  Kokkos::View<float*, typename TypeParam::memory_space> data("vpkl_test::data", count);
+  auto const host = Kokkos::create_mirror_view(data);
+  for (std::int64_t i = 0; i < count; ++i)
+    host(i) = static_cast<float>((this->comm.rank() + i) % n) - 0.5f;
+  Kokkos::deep_copy(data, host);
+  this->comm.all_reduce_max(this->exec, data.data(), count);
+  this->comm.wait(this->exec);
+  Kokkos::deep_copy(host, data);
+  for (std::int64_t i = 0; i < count; ++i)
+    ASSERT_EQ(host(i), static_cast<float>(n) - 1.5f) << i;
+}
+
+TYPED_TEST(Comm, broadcast_from_every_rank) {
+  using Bytes = typename TestFixture::Bytes;
+  for (int root = 0; root < this->comm.size(); ++root)
+    for (std::size_t bytes : {0, 1, 4097, (1 << 20) + 1}) {
+      Bytes data("vpkl_test::data", bytes);
+      auto const host = Kokkos::create_mirror_view(data);
+      for (std::size_t i = 0; i < bytes; ++i)
+        host(i) = this->pattern(this->comm.rank(), i);
+      Kokkos::deep_copy(data, host);
+      this->comm.broadcast(this->exec, data.data(), bytes, root);
+      this->comm.wait(this->exec);
+      Kokkos::deep_copy(host, data);
+      for (std::size_t i = 0; i < bytes; ++i)
+        ASSERT_EQ(host(i), this->pattern(root, i)) << bytes << " bytes of rank " << root;
+    }
+  EXPECT_THROW(this->comm.broadcast(this->exec, nullptr, 0, this->comm.size()), InvalidArgument);
+  EXPECT_THROW(this->comm.broadcast(this->exec, nullptr, 0, -1), InvalidArgument);
+}
+
 TYPED_TEST(Comm, counts_what_it_carries) {
   auto const before = this->comm.counters();
   this->gathers(24, false);
@@ -72,6 +106,8 @@ TYPED_TEST(Comm, counts_what_it_carries) {
   EXPECT_EQ(after.all_gathers - before.all_gathers, 1);
   EXPECT_EQ(after.all_gather_bytes - before.all_gather_bytes, 24);
   EXPECT_EQ(after.records, before.records);
+  bool const on_device = wants_nccl() && !vpkl::impl::is_host_space<TypeParam>;
+  EXPECT_EQ(after.device_collectives - before.device_collectives, on_device ? 1 : 0);
 }
 
 using CommHost = CollectiveTest<Kokkos::DefaultHostExecutionSpace>;

@@ -65,7 +65,6 @@ class ThreadTransport final : public Transport {
     auto const all = meeting_->gather(rank_, local, bytes, timeout);
     std::memcpy(gathered, all.data(), all.size());
   }
-  void all_reduce_sum(float*, std::int64_t, std::chrono::milliseconds) override {}
   std::unique_ptr<Transport> split(int, int) override { return nullptr; }
 
  private:
@@ -99,6 +98,23 @@ TEST(Transport, carries_agreement_and_shards) {
     } catch (AgreementError const& error) {
       EXPECT_STREQ(error.what(), "x: numbers differ: 0 on rank 0, 1 on rank 2");
     }
+  });
+}
+
+TEST(Transport, reduces_and_broadcasts_with_nothing_but_an_all_gather) {
+  on_ranks(3, [](Communicator comm) {
+    Kokkos::DefaultHostExecutionSpace const exec;
+    float const rank = static_cast<float>(comm.rank());
+    float sums[] = {rank, 1}, largest[] = {-rank, rank}, copied[] = {rank, rank + 1};
+    comm.all_reduce_sum(exec, sums, 2);
+    comm.all_reduce_max(exec, largest, 2);
+    comm.broadcast(exec, copied, sizeof copied, 1);
+    EXPECT_EQ(sums[0], 3);
+    EXPECT_EQ(sums[1], 3);
+    EXPECT_EQ(largest[0], 0);
+    EXPECT_EQ(largest[1], 2);
+    EXPECT_EQ(copied[0], 1);
+    EXPECT_EQ(copied[1], 2);
   });
 }
 

@@ -323,9 +323,16 @@ class Cache(Case):
                 make(torch.zeros(8, 32))
 
 
-def sharded(rank, size, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    student, teacher, mask = problem("cpu")
+def sharded(rank, size, folder, backend):
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank,
+                            world_size=size)
+    if backend == "nccl" and vpkl_torch._lib.vpkl_features() & vpkl_torch._FEATURE_NCCL:
+        assert vpkl_torch._nccl_of(dist.group.WORLD), "torch's communicator was not found"
+    student, teacher, mask = problem(device)
     width = student.shape[-1]
     shard = Shard(width, width * rank // size, width * (rank + 1) // size)
     local = slice(shard.begin, shard.end)
@@ -334,7 +341,7 @@ def sharded(rank, size, folder):
         cache = TeacherLogitCache.from_gpu_logits(teacher[..., local], torch.float32)
         leaf = student[:, :-1, local].clone().requires_grad_()
         loss = streamed_distillation_loss(
-            leaf, lambda s, e: cache.chunk_to_device(s, e, torch.device("cpu")), mask, loss_type,
+            leaf, lambda s, e: cache.chunk_to_device(s, e, device), mask, loss_type,
             group=dist.group.WORLD, shard=shard)
         loss.backward()
         assert abs(loss.item() - want.item()) < 2e-6 * abs(want.item()), (loss, want)
@@ -379,7 +386,13 @@ class Sharded(Case):
     def test_two_and_three_ranks(self):
         for size in (2, 3):
             with self.subTest(size=size), tempfile.TemporaryDirectory() as folder:
-                torch.multiprocessing.spawn(sharded, (size, folder), nprocs=size)
+                torch.multiprocessing.spawn(sharded, (size, folder, "gloo"), nprocs=size)
+
+    @unittest.skipIf(torch.cuda.device_count() < 2, "needs two GPUs")
+    def test_two_gpus(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ,
+                                                                      NCCL_NVLS_ENABLE="0"):
+            torch.multiprocessing.spawn(sharded, (2, folder, "nccl"), nprocs=2)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,57 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <vector>
 
 namespace vpkl::test {
 
-Communicator world() {
+namespace {
+
+Communicator host_world() {
 #ifdef VPKL_ENABLE_MPI
   return Communicator::mpi(MPI_COMM_WORLD);
 #else
   return Communicator::self();
 #endif
+}
+
+#ifdef VPKL_ENABLE_NCCL
+/// Making one takes much longer than most tests: it is kept until a test has broken it.
+Communicator nccl_world(Communicator const& host) {
+  static std::unique_ptr<Communicator> kept;
+  bool const first = !kept;
+  if (!all_of(host, kept && kept->alive()))
+    kept = std::make_unique<Communicator>(Communicator::nccl(host));
+  if (first) Kokkos::push_finalize_hook([] { kept.reset(); });
+  return *kept;
+}
+#endif
+
+}  // namespace
+
+bool wants_nccl() {
+  char const* const name = std::getenv("VPKL_TEST_TRANSPORT");
+  return name && std::strcmp(name, "nccl") == 0;
+}
+
+std::string why_no_nccl() {
+#ifdef VPKL_ENABLE_NCCL
+  return Communicator::has_gpu_for_each_rank(host_world())
+             ? ""
+             : "ranks share a GPU, NCCL needs one for each";
+#else
+  return "built without NCCL";
+#endif
+}
+
+Communicator world() {
+  Communicator host = host_world();
+#ifdef VPKL_ENABLE_NCCL
+  if (wants_nccl()) return nccl_world(host);
+#endif
+  return host;
 }
 
 std::uint64_t same_on_all_ranks(Communicator const& comm, std::uint64_t mine) {

@@ -38,8 +38,15 @@ struct SpaceNames {
   }
 };
 
-/// \brief Collective. A fresh communicator over all ranks of the run.
+/// \brief Collective. A communicator over all ranks of the run: MPI's, or with
+/// VPKL_TEST_TRANSPORT=nccl NCCL's, which tests share.
 Communicator world();
+
+/// \brief VPKL_TEST_TRANSPORT is nccl.
+bool wants_nccl();
+
+/// \brief Collective. Why these ranks cannot have an NCCL communicator; empty where they can.
+std::string why_no_nccl();
 
 /// \brief All ranks hold `mine` of rank 0. Collective.
 std::uint64_t same_on_all_ranks(Communicator const& comm, std::uint64_t mine);

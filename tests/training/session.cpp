@@ -238,7 +238,9 @@ Streamed Session<Exec>::run() {
   OperatorCounters const loss_before = loss.counters();
   CacheCounters const cache_before = cache.counters();
   Streamed out;
+  std::int64_t const waits_before = vpkl::impl::host_waits;
   out.result = compute();
+  out.host_waits = vpkl::impl::host_waits - waits_before;
   vpkl::impl::fence(exec_, "vpkl_test::Session::run");
   out.rows.communication = since(comm_before, comm_.counters());
   out.rows.plan = since(loss_before, loss.counters());

@@ -92,6 +92,7 @@ struct Streamed {
   LossResult result;
   Outcome rows;  ///< `communication` and `plan` are of this call alone
   CacheCounters cache;
+  std::int64_t host_waits = 0;
   std::vector<unsigned char> local;  ///< bits of this rank's gradient columns
 };
 

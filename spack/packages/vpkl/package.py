@@ -33,6 +33,7 @@ class Vpkl(CMakePackage, CudaPackage):
     variant("apps", default=True, when="+hdf5", description="Programs vpkl-*")
     variant("plots", default=False, when="+apps", description="Plots of vpkl-report (Matplotlib)")
     variant("openmp", default=True, description="OpenMP execution space")
+    variant("nccl", default=False, when="+cuda", description="NCCL communicators")
     variant("nvtx", default=False, when="+cuda", description="NVTX ranges")
     # One architecture, as Kokkos has it: a second one is refused by name.
     variant(
@@ -82,6 +83,7 @@ class Vpkl(CMakePackage, CudaPackage):
     depends_on("nlohmann-json@3:")
     depends_on("openssl@1.1:")
     depends_on("mpi", when="+mpi")
+    depends_on("nccl@2.14:", when="+nccl")
     # The serial library is enough, beside MPI too: a parallel one is accepted,
     # not asked for.
     depends_on("hdf5@1.10:", when="+hdf5")
@@ -126,6 +128,7 @@ class Vpkl(CMakePackage, CudaPackage):
             self.define_from_variant("VPKL_ENABLE_HDF5", "hdf5"),
             self.define("VPKL_ENABLE_KOKKOS_KERNELS", kokkos_kernels),
             self.define_from_variant("VPKL_ENABLE_CUDA", "cuda"),
+            self.define("VPKL_ENABLE_NCCL", spec.satisfies("+nccl")),
             self.define("VPKL_ENABLE_NVTX", spec.satisfies("+nvtx")),
             self.define_from_variant("VPKL_ENABLE_C", "c"),
             self.define("VPKL_ENABLE_APPS", spec.satisfies("+apps")),
@@ -136,6 +139,8 @@ class Vpkl(CMakePackage, CudaPackage):
             args.append(self.define("CMAKE_CXX_STANDARD", "20"))
         if kokkos_kernels:
             args.append(self.define("KokkosKernels_ROOT", spec["kokkos-kernels"].prefix))
+        if spec.satisfies("+nccl"):
+            args.append(self.define("NCCL_ROOT", spec["nccl"].prefix))
         if spec.satisfies("+nvtx"):
             # NVTX 3 comes with the toolkit.
             args.append(self.define("VPKL_NVTX_INCLUDE_DIR", spec["cuda"].prefix.include))

@@ -4,11 +4,11 @@
 #ifdef VPKL_ENABLE_MPI
 #include <vpkl_mpi.h>
 #endif
+#ifdef VPKL_ENABLE_NCCL
+#include <vpkl_nccl.h>
+#endif
 
 #include <fmt/format.h>
-
-#include <cstring>
-#include <vector>
 
 namespace vpkl::capi {
 
@@ -34,15 +34,6 @@ class CallbackTransport final : public Transport {
     if (status != 0)
       throw CommunicationError(fmt::format(
           "all_gather of {} bytes: the caller's callback returned {}, expected 0", bytes, status));
-  }
-
-  void all_reduce_sum(float* data, std::int64_t count, std::chrono::milliseconds timeout) override {
-    std::size_t const n = static_cast<std::size_t>(count);
-    std::vector<float> all(n * static_cast<std::size_t>(size()));
-    all_gather(data, all.data(), n * sizeof(float), timeout);
-    std::memset(data, 0, n * sizeof(float));
-    for (std::size_t i = 0; i < all.size(); ++i)
-      data[i % n] += all[i];
   }
 
   std::unique_ptr<Transport> split(int, int) override {
@@ -80,6 +71,27 @@ vpkl_status vpkl_comm_from_mpi(MPI_Comm mpi_comm, vpkl_comm** comm) {
   return guarded([&] {
     vpkl_comm*& made = deref(comm, "communicator");
     made = new vpkl_comm(Communicator::mpi(mpi_comm));
+  });
+}
+#endif
+
+#ifdef VPKL_ENABLE_NCCL
+vpkl_status vpkl_comm_from_nccl(ncclComm_t nccl_comm, vpkl_comm** comm) {
+  return guarded([&] {
+    vpkl_comm*& made = deref(comm, "communicator");
+    ensure_kokkos();
+    made = new vpkl_comm(Communicator::nccl(nccl_comm));
+  });
+}
+
+vpkl_status vpkl_comm_from_nccl_id(const ncclUniqueId* id, int rank, int size, int64_t timeout_ms,
+                                   vpkl_comm** comm) {
+  return guarded([&] {
+    vpkl_comm*& made = deref(comm, "communicator");
+    ncclUniqueId const& shared = deref(id, "unique id");
+    ensure_kokkos();
+    made = new vpkl_comm(
+        Communicator::nccl(shared, rank, size, std::chrono::milliseconds(timeout_ms)));
   });
 }
 #endif

@@ -201,6 +201,9 @@ unsigned vpkl_features(void) {
 #ifdef VPKL_ENABLE_MPI
   features |= VPKL_FEATURE_MPI;
 #endif
+#ifdef VPKL_ENABLE_NCCL
+  features |= VPKL_FEATURE_NCCL;
+#endif
 #ifdef VPKL_ENABLE_HDF5
   features |= VPKL_FEATURE_HDF5;
 #endif

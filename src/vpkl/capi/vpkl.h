@@ -50,7 +50,8 @@ VPKL_C_API const char* vpkl_version(void);
 typedef enum vpkl_feature {
   VPKL_FEATURE_CUDA = 1,
   VPKL_FEATURE_MPI = 2,
-  VPKL_FEATURE_HDF5 = 4
+  VPKL_FEATURE_HDF5 = 4,
+  VPKL_FEATURE_NCCL = 8
 } vpkl_feature;
 /** \brief Bits of vpkl_feature that the library which runs was built with. */
 VPKL_C_API unsigned vpkl_features(void);

@@ -80,7 +80,8 @@ VocabularyGather<ExecutionSpace>::VocabularyGather(ExecutionSpace const& exec, C
 template <class ExecutionSpace>
 int VocabularyGather<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstRows const& local,
                                               Rows const& whole, std::exception_ptr error,
-                                              float const* row_weight) {
+                                              float const* row_weight,
+                                              impl::HeaderLog<ExecutionSpace>* log) {
   std::int64_t const rows = std::min(std::max<std::int64_t>(local.index.count, 0), max_rows_);
   if (!error) {
     try {
@@ -127,7 +128,8 @@ int VocabularyGather<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstR
     launched += impl::copy_rows(exec, "vpkl::VocabularyGather::pack", local, 0, body(comm_.rank()),
                                 0, shard_.width(), row_weight);
   void const* const arrived = comm_.all_gather(exec, slot(comm_.rank()), message_.data(), bytes);
-  impl::check_headers(comm_, arrived, bytes, error);
+  impl::check_message(exec, comm_, arrived, message_.data(), bytes, error, log);
+  if (error) return launched;
   for (int r = 0; r < ranks; ++r)
     launched += impl::copy_rows(exec, "vpkl::VocabularyGather::unpack", body(r), 0, whole,
                                 shard_.bounds()[r], shard_.bounds()[r + 1] - shard_.bounds()[r],

@@ -9,8 +9,20 @@
 
 #include <cstdint>
 #include <exception>
+#include <utility>
+
+#ifdef VPKL_ENABLE_CUDA
+#include <vpkl/core/cuda/pinned_pool.hpp>
+
+#include <vector>
+#endif
 
 namespace vpkl {
+
+namespace impl {
+template <class ExecutionSpace>
+class HeaderLog;
+}
 
 /// All-gathers `[rows, shard]` of every rank and reorders to `[rows, vocabulary]`. Used by the
 /// gathered route, and to make whole teacher rows for its cache.
@@ -29,9 +41,12 @@ class VocabularyGather {
   /// \param[in] error this rank's failure, if any: every rank then throws it
   /// \param[in] row_weight one a row, or null; rows of weight 0 are never read, and `whole` holds
   /// nothing there
+  /// \param[in] log where the ranks' failures go if the call is not to wait for them: it then
+  /// throws none
   /// \return number of kernels launched
   int execute(ExecutionSpace const& exec, ConstRows const& local, Rows const& whole,
-              std::exception_ptr error = nullptr, float const* row_weight = nullptr);
+              std::exception_ptr error = nullptr, float const* row_weight = nullptr,
+              impl::HeaderLog<ExecutionSpace>* log = nullptr);
 
   /// \brief Bytes of device memory that the message buffers take.
   std::size_t workspace_bytes() const { return message_.size(); }
@@ -64,6 +79,55 @@ int write_header(ExecutionSpace const& exec, MessageHeader const& header, void* 
 /// \param[in] gathered what Communicator::all_gather returned; messages are `bytes` apart
 void check_headers(Communicator const& comm, void const* gathered, std::size_t bytes,
                    std::exception_ptr error);
+
+/// Headers of messages that stayed on the device, on their way to the host. On host spaces there
+/// are none.
+template <class ExecutionSpace>
+class HeaderLog {
+ public:
+  HeaderLog(Communicator, std::int64_t) {}
+  void add(ExecutionSpace const&, void const*, std::size_t, std::exception_ptr) {}
+  void check() const {}
+};
+
+#ifdef VPKL_ENABLE_CUDA
+template <>
+class HeaderLog<Kokkos::Cuda> {
+ public:
+  /// \param[in] messages that add() will be called for, at most
+  HeaderLog(Communicator comm, std::int64_t messages);
+
+  /// \brief Enqueues the copy of a message's headers. \param[in] error this rank's
+  void add(Kokkos::Cuda const& exec, void const* gathered, std::size_t bytes,
+           std::exception_ptr error);
+
+  /// \brief check_headers() of each message, in their order. To be called once the work on the
+  /// instance has been waited for.
+  void check() const;
+
+ private:
+  unsigned char* slot(std::size_t message) const;
+
+  Communicator comm_;
+  cuda::PinnedBlock headers_;
+  std::vector<std::exception_ptr> errors_;  ///< one a message
+};
+#endif
+
+/// \brief check_headers() where the headers are on the host, or the call may wait for them;
+/// otherwise leaves them to `log`.
+/// \param[in] arrived what Communicator::all_gather returned
+template <class ExecutionSpace>
+void check_message(ExecutionSpace const& exec, Communicator const& comm, void const* arrived,
+                   void const* gathered, std::size_t bytes, std::exception_ptr error,
+                   HeaderLog<ExecutionSpace>* log) {
+  if (arrived || comm.size() == 1) return check_headers(comm, arrived, bytes, std::move(error));
+  if (log) return log->add(exec, gathered, bytes, std::move(error));
+  HeaderLog<ExecutionSpace> now(comm, 1);
+  now.add(exec, gathered, bytes, std::move(error));
+  comm.wait(exec);
+  now.check();
+}
 
 }  // namespace impl
 }  // namespace vpkl

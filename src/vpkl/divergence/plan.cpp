@@ -147,7 +147,8 @@ template <class ExecutionSpace>
 void DivergencePlan<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstRows const& student,
                                              ConstRows const& teacher, float const* row_weight,
                                              float* value, Rows const& gradient,
-                                             std::exception_ptr error) {
+                                             std::exception_ptr error,
+                                             impl::HeaderLog<ExecutionSpace>* log) {
   if (!error) try {
       check_call(student, teacher, value, gradient);
     } catch (...) {
@@ -165,9 +166,9 @@ void DivergencePlan<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstRo
   if (comm_.size() == 1)
     execute_local(exec, job, value, gradient);
   else if (options_.route == Route::gathered)
-    execute_gathered(exec, job, value, gradient, error);
+    execute_gathered(exec, job, value, gradient, error, log);
   else
-    execute_parallel(exec, job, value, gradient, error);
+    execute_parallel(exec, job, value, gradient, error, log);
 }
 
 template <class ExecutionSpace>
@@ -182,7 +183,8 @@ void DivergencePlan<ExecutionSpace>::execute_local(ExecutionSpace const& exec,
 template <class ExecutionSpace>
 void DivergencePlan<ExecutionSpace>::execute_gathered(ExecutionSpace const& exec, impl::RowJob job,
                                                       float* value, Rows const& gradient,
-                                                      std::exception_ptr error) {
+                                                      std::exception_ptr error,
+                                                      impl::HeaderLog<ExecutionSpace>* log) {
   std::int64_t const max_rows = options_.max_rows;
   std::int64_t const rows = std::clamp<std::int64_t>(job.rows(), 0, max_rows);
   auto* const sums = reinterpret_cast<impl::JsdSums*>(merged() + max_rows);
@@ -191,9 +193,10 @@ void DivergencePlan<ExecutionSpace>::execute_gathered(ExecutionSpace const& exec
                    RowIndex::strided(rows, shard_.vocabulary())};
   {
     trace::Range const range(Phase::combine, Category::comm, rows);
-    counters_.kernels += gather_->execute(exec, local, whole, error, job.weight);
+    counters_.kernels += gather_->execute(exec, local, whole, error, job.weight, log);
     ++counters_.collectives;
   }
+  if (error) return;
   job.student = whole;
   job.columns = shard_.vocabulary();
   bool const jsd = options_.divergence.divergence == Divergence::jsd;
@@ -214,7 +217,8 @@ template <class ExecutionSpace>
 void DivergencePlan<ExecutionSpace>::execute_parallel(ExecutionSpace const& exec,
                                                       impl::RowJob const& job, float* value,
                                                       Rows const& gradient,
-                                                      std::exception_ptr error) {
+                                                      std::exception_ptr error,
+                                                      impl::HeaderLog<ExecutionSpace>* log) {
   std::int64_t const max_rows = options_.max_rows;
   std::int64_t const rows = std::clamp<std::int64_t>(job.rows(), 0, max_rows);
   int const ranks = comm_.size();
@@ -236,21 +240,24 @@ void DivergencePlan<ExecutionSpace>::execute_parallel(ExecutionSpace const& exec
     std::size_t const bytes = static_cast<std::size_t>(stride) * sizeof(RowStatistics);
     void const* const arrived = comm_.all_gather(exec, own, gathered, bytes);
     ++counters_.collectives;
-    impl::check_headers(comm_, arrived, bytes, error);
-    counters_.kernels += kernels_.combine(exec, job, gathered + 1, ranks, stride, merged());
+    impl::check_message(exec, comm_, arrived, gathered, bytes, error, log);
+    if (!error)
+      counters_.kernels += kernels_.combine(exec, job, gathered + 1, ranks, stride, merged());
   }
   auto* const sums = reinterpret_cast<impl::JsdSums*>(gathered);
   bool const jsd = options_.divergence.divergence == Divergence::jsd;
   if (jsd) {
     trace::Range const range(Phase::combine, Category::comm, rows);
-    impl::JsdSums* const own_sums = sums + comm_.rank() * rows;
-    counters_.kernels += kernels_.jsd_sums(exec, job, merged(), own_sums);
-    comm_.all_gather(exec, own_sums, sums, static_cast<std::size_t>(rows) * sizeof(impl::JsdSums));
+    impl::JsdSums* const own_sums = sums + comm_.rank() * max_rows;
+    if (!error) counters_.kernels += kernels_.jsd_sums(exec, job, merged(), own_sums);
+    comm_.all_gather(exec, own_sums, sums,
+                     static_cast<std::size_t>(max_rows) * sizeof(impl::JsdSums));
     ++counters_.collectives;
   }
+  if (error) return;
   trace::Range const range(Phase::gradient, Category::kernel, rows);
   counters_.kernels +=
-      kernels_.finish(exec, job, merged(), jsd ? sums : nullptr, ranks, rows, value, gradient);
+      kernels_.finish(exec, job, merged(), jsd ? sums : nullptr, ranks, max_rows, value, gradient);
 }
 
 #define VPKL_INSTANTIATE(Exec) template class DivergencePlan<Exec>;

@@ -60,8 +60,8 @@ class DivergencePlan {
   /// \brief One call over `student.index.count` rows; all ranks pass the same rows.
   ///
   /// Makes one all-gather (JSD with Route::vocab_parallel two) over more than one rank. Work is
-  /// enqueued on `exec`; with host-staged communication the statistics are awaited. A bad argument
-  /// on one rank makes every rank throw.
+  /// enqueued on `exec`; over more than one rank the statistics are awaited. A bad argument on one
+  /// rank makes every rank throw.
   /// \param[in] exec instance that the work is enqueued on, after what is enqueued there already
   /// \param[in] student `[rows, student_width]` local logits
   /// \param[in] teacher `[rows, teacher_width]`; with Route::gathered `[rows, vocabulary]`
@@ -70,10 +70,12 @@ class DivergencePlan {
   /// \param[out] gradient `[rows, student_width]` of Σ row_weight · value, in the student's type;
   /// may be the student's rows; data null: values only
   /// \param[in] error a failure of this rank since the last collective: every rank throws it
+  /// \param[in] log where the ranks' failures go if the call is not to wait for them: it then
+  /// throws none, and what it has written is worth nothing where the log's check() throws
   /// \throws InvalidArgument, CommunicationError
   void execute(ExecutionSpace const& exec, ConstRows const& student, ConstRows const& teacher,
                float const* row_weight, float* value, Rows const& gradient,
-               std::exception_ptr error = nullptr);
+               std::exception_ptr error = nullptr, impl::HeaderLog<ExecutionSpace>* log = nullptr);
 
   Options const& options() const { return options_; }             ///< as given
   VocabShard const& shard() const { return shard_; }              ///< as given
@@ -89,9 +91,11 @@ class DivergencePlan {
   void execute_local(ExecutionSpace const& exec, impl::RowJob const& job, float* value,
                      Rows const& gradient);
   void execute_gathered(ExecutionSpace const& exec, impl::RowJob job, float* value,
-                        Rows const& gradient, std::exception_ptr error);
+                        Rows const& gradient, std::exception_ptr error,
+                        impl::HeaderLog<ExecutionSpace>* log);
   void execute_parallel(ExecutionSpace const& exec, impl::RowJob const& job, float* value,
-                        Rows const& gradient, std::exception_ptr error);
+                        Rows const& gradient, std::exception_ptr error,
+                        impl::HeaderLog<ExecutionSpace>* log);
 
   Communicator comm_;
   VocabShard shard_;

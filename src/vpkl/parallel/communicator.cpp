@@ -6,10 +6,31 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 namespace vpkl {
+
+void Transport::all_reduce(float* data, std::int64_t count, Reduction reduction,
+                           std::chrono::milliseconds timeout) {
+  std::size_t const n = static_cast<std::size_t>(count);
+  std::vector<float> all(n * static_cast<std::size_t>(size()));
+  all_gather(data, all.data(), n * sizeof(float), timeout);
+  std::copy_n(all.begin(), n, data);
+  for (std::size_t i = n; i < all.size(); ++i) {
+    float& to = data[i % n];
+    to = reduction == Reduction::sum ? to + all[i] : std::max(to, all[i]);
+  }
+}
+
+void Transport::broadcast(void* data, std::size_t bytes, int root,
+                          std::chrono::milliseconds timeout) {
+  std::vector<unsigned char> all(bytes * static_cast<std::size_t>(size()));
+  all_gather(data, all.data(), bytes, timeout);
+  if (bytes > 0) std::memcpy(data, all.data() + bytes * static_cast<std::size_t>(root), bytes);
+}
 
 namespace {
 
@@ -22,7 +43,8 @@ class SelfTransport final : public Transport {
                   std::chrono::milliseconds) override {
     if (local != gathered && bytes > 0) std::memcpy(gathered, local, bytes);
   }
-  void all_reduce_sum(float*, std::int64_t, std::chrono::milliseconds) override {}
+  void all_reduce(float*, std::int64_t, Reduction, std::chrono::milliseconds) override {}
+  void broadcast(void*, std::size_t, int, std::chrono::milliseconds) override {}
   std::unique_ptr<Transport> split(int, int) override { return std::make_unique<SelfTransport>(); }
 };
 
@@ -80,12 +102,28 @@ void const* Communicator::all_gather(ExecutionSpace const& exec, void const* loc
 }
 
 template <class ExecutionSpace>
-void Communicator::all_reduce_sum(ExecutionSpace const& exec, float* data,
-                                  std::int64_t count) const {
+void Communicator::all_reduce(ExecutionSpace const& exec, float* data, std::int64_t count,
+                              Reduction reduction) const {
   static_assert(impl::is_host_space<ExecutionSpace>, "vpkl::Communicator: host spaces only");
-  impl::fence(exec, "vpkl::Communicator::all_reduce_sum");
-  guarded([&](Transport& t) { t.all_reduce_sum(data, count, state_->timeout); });
+  impl::fence(exec, "vpkl::Communicator::all_reduce");
+  guarded([&](Transport& t) { t.all_reduce(data, count, reduction, state_->timeout); });
   ++state_->counters.all_reduces;
+}
+
+void Communicator::check_root(int root) const {
+  if (root < 0 || root >= size())
+    throw InvalidArgument(
+        fmt::format("broadcast: root is {}, expected a rank below {}", root, size()));
+}
+
+template <class ExecutionSpace>
+void Communicator::broadcast(ExecutionSpace const& exec, void* data, std::size_t bytes,
+                             int root) const {
+  static_assert(impl::is_host_space<ExecutionSpace>, "vpkl::Communicator: host spaces only");
+  check_root(root);
+  impl::fence(exec, "vpkl::Communicator::broadcast");
+  guarded([&](Transport& t) { t.broadcast(data, bytes, root, state_->timeout); });
+  ++state_->counters.broadcasts;
 }
 
 template <class ExecutionSpace>
@@ -101,7 +139,8 @@ void Communicator::exchange_record(void const* local, void* gathered, std::size_
 #define VPKL_INSTANTIATE(Exec)                                                                \
   template void const* Communicator::all_gather(Exec const&, void const*, void*, std::size_t) \
       const;                                                                                  \
-  template void Communicator::all_reduce_sum(Exec const&, float*, std::int64_t) const;        \
+  template void Communicator::all_reduce(Exec const&, float*, std::int64_t, Reduction) const; \
+  template void Communicator::broadcast(Exec const&, void*, std::size_t, int) const;          \
   template void Communicator::wait(Exec const&) const;
 VPKL_FOREACH_HOST_SPACE(VPKL_INSTANTIATE)
 #undef VPKL_INSTANTIATE

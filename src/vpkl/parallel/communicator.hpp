@@ -15,15 +15,20 @@
 #ifdef VPKL_ENABLE_MPI
 #include <mpi.h>
 #endif
+#ifdef VPKL_ENABLE_NCCL
+#include <nccl.h>
+#endif
 
 namespace vpkl {
 
 /// What a communicator has carried; proves which path ran.
 struct CommunicationCounters {
-  std::int64_t all_gathers = 0;       ///< calls
-  std::int64_t all_gather_bytes = 0;  ///< bytes this rank contributed
-  std::int64_t all_reduces = 0;       ///< calls
-  std::int64_t records = 0;           ///< agreement exchanges, not counted above
+  std::int64_t all_gathers = 0;         ///< calls
+  std::int64_t all_gather_bytes = 0;    ///< bytes this rank contributed
+  std::int64_t all_reduces = 0;         ///< calls
+  std::int64_t broadcasts = 0;          ///< calls
+  std::int64_t device_collectives = 0;  ///< of all these, enqueued on the device's stream
+  std::int64_t records = 0;             ///< agreement exchanges, not counted above
 };
 
 /// A group of ranks and the message layer between them; cheap to copy, copies share the group.
@@ -47,9 +52,36 @@ class Communicator {
   static Communicator mpi(MPI_Comm comm);
 #endif
 
+#ifdef VPKL_ENABLE_NCCL
+  /// \brief Collective over `bootstrap`. An NCCL communicator of the same ranks, made without
+  /// blocking within the bootstrap's time-out, which becomes its own. Host records go over a
+  /// duplicate of the bootstrap's message layer.
+  ///
+  /// Collectives in device memory are enqueued on the instance's stream; the host waits only for
+  /// connections at first use, and when the device is dozens of collectives behind.
+  /// \throws InvalidArgument on every rank when ranks share a GPU; Error on every rank when a
+  /// process holds two copies of NCCL; CommunicationError
+  static Communicator nccl(Communicator const& bootstrap);
+
+  /// \brief Collective over the `size` ranks that hold `id`, as above. Host records go through
+  /// device memory, on a stream of the communicator's own.
+  static Communicator nccl(ncclUniqueId const& id, int rank, int size,
+                           std::chrono::milliseconds timeout = std::chrono::minutes(10));
+
+  /// \brief A communicator of the caller's, on Kokkos' device and able to work. It stays the
+  /// caller's: keep it alive as long as this one and what was made from it, and ncclCommAbort it
+  /// after a CommunicationError, or work on the device may wait for ever. Calls of a blocking one
+  /// may outlive the time-out. Host records go through device memory.
+  /// \throws InvalidArgument, and Error as above
+  static Communicator nccl(ncclComm_t comm);
+
+  /// \brief Collective. Whether every rank has a GPU of its own, as NCCL demands.
+  static bool has_gpu_for_each_rank(Communicator const& comm);
+#endif
+
   int rank() const;  ///< of this process, in [0, size())
   int size() const;  ///< number of ranks
-  /// \brief Name of the message layer: "self", "mpi", ...
+  /// \brief Name of the message layer: "self", "mpi", "nccl", ...
   char const* transport_name() const;
   /// \brief Whether no collective has failed so far.
   bool alive() const;
@@ -65,9 +97,9 @@ class Communicator {
 
   /// \brief Gathers `bytes` of every rank in rank order, from and to memory of `exec`.
   ///
-  /// Ordered after the work enqueued on `exec`. Over more than one rank the call waits once for
-  /// that work; device memory is staged through pinned host memory, and the copy into `gathered`
-  /// is enqueued on `exec`.
+  /// Ordered after the work enqueued on `exec`. With NCCL the collective is enqueued on `exec` and
+  /// not waited for. Otherwise, over more than one rank, the call waits once for that work; device
+  /// memory is staged through pinned host memory, and the copy into `gathered` is enqueued.
   /// \param[in] exec instance whose memory holds both buffers
   /// \param[in] local `bytes` bytes; may be the own slot of `gathered`
   /// \param[out] gathered `size() * bytes` bytes
@@ -80,7 +112,21 @@ class Communicator {
 
   /// \brief Sums floats over the ranks, in place, in memory of `exec`; ordering as all_gather.
   template <class ExecutionSpace>
-  void all_reduce_sum(ExecutionSpace const& exec, float* data, std::int64_t count) const;
+  void all_reduce_sum(ExecutionSpace const& exec, float* data, std::int64_t count) const {
+    all_reduce(exec, data, count, Reduction::sum);
+  }
+
+  /// \brief Maximum over the ranks, in place; without meaning where a rank has NaN.
+  template <class ExecutionSpace>
+  void all_reduce_max(ExecutionSpace const& exec, float* data, std::int64_t count) const {
+    all_reduce(exec, data, count, Reduction::max);
+  }
+
+  /// \brief Copies `bytes` of rank `root`, in memory of `exec`, to every rank; ordering as
+  /// all_gather.
+  /// \throws InvalidArgument on a rank that names no rank
+  template <class ExecutionSpace>
+  void broadcast(ExecutionSpace const& exec, void* data, std::size_t bytes, int root) const;
 
   /// \brief Waits for the work on `exec`, communication included, at most until the time-out.
   template <class ExecutionSpace>
@@ -97,6 +143,10 @@ class Communicator {
   explicit Communicator(std::shared_ptr<State> state);
   template <class F>
   void guarded(F&& collective) const;
+  template <class ExecutionSpace>
+  void all_reduce(ExecutionSpace const& exec, float* data, std::int64_t count,
+                  Reduction reduction) const;
+  void check_root(int root) const;
 
   std::shared_ptr<State> state_;
 };
@@ -105,7 +155,9 @@ class Communicator {
 template <>
 void const* Communicator::all_gather(Kokkos::Cuda const&, void const*, void*, std::size_t) const;
 template <>
-void Communicator::all_reduce_sum(Kokkos::Cuda const&, float*, std::int64_t) const;
+void Communicator::all_reduce(Kokkos::Cuda const&, float*, std::int64_t, Reduction) const;
+template <>
+void Communicator::broadcast(Kokkos::Cuda const&, void*, std::size_t, int) const;
 template <>
 void Communicator::wait(Kokkos::Cuda const&) const;
 #endif

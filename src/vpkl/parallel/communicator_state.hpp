@@ -25,6 +25,11 @@ struct Communicator::State {
 #endif
   }
 
+  void fail() noexcept {
+    alive = false;
+    transport->abort();
+  }
+
   std::unique_ptr<Transport> transport;
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   CommunicationCounters counters;
@@ -42,7 +47,7 @@ void Communicator::guarded(F&& collective) const {
   try {
     collective(*state_->transport);
   } catch (CommunicationError const&) {
-    state_->alive = false;
+    state_->fail();
     throw;
   }
 }

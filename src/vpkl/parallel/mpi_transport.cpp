@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <vpkl/core/error.hpp>
 #include <vpkl/parallel/communicator.hpp>
+#include <vpkl/parallel/poll.hpp>
 
 #include <fmt/format.h>
 
@@ -9,15 +10,12 @@
 #include <climits>
 #include <cstring>
 #include <memory>
-#include <thread>
 #include <utility>
 #include <vector>
 
 namespace vpkl {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 void check_mpi(int code, char const* call) {
   if (code == MPI_SUCCESS) return;
@@ -117,7 +115,8 @@ class MpiTransport final : public Transport {
     if (staged) std::memcpy(bytes_out, target, bytes * static_cast<std::size_t>(size_));
   }
 
-  void all_reduce_sum(float* data, std::int64_t count, std::chrono::milliseconds timeout) override {
+  void all_reduce(float* data, std::int64_t count, Reduction reduction,
+                  std::chrono::milliseconds timeout) override {
     if (count <= 0) return;
     std::size_t const bytes = static_cast<std::size_t>(count) * sizeof(float);
     bool const staged = bytes <= staging_limit;
@@ -126,12 +125,28 @@ class MpiTransport final : public Transport {
     constexpr std::int64_t piece = std::int64_t(1) << 28;
     for (std::int64_t begin = 0; begin < count; begin += piece) {
       int const n = static_cast<int>(std::min(piece, count - begin));
+      MPI_Op const op = reduction == Reduction::sum ? MPI_SUM : MPI_MAX;
       MPI_Request request = MPI_REQUEST_NULL;
       VPKL_CHECK_MPI(
-          MPI_Iallreduce(MPI_IN_PLACE, target + begin, n, MPI_FLOAT, MPI_SUM, comm_, &request));
+          MPI_Iallreduce(MPI_IN_PLACE, target + begin, n, MPI_FLOAT, op, comm_, &request));
       wait(request, timeout, "MPI_Iallreduce");
     }
     if (staged) std::memcpy(data, target, bytes);
+  }
+
+  void broadcast(void* data, std::size_t bytes, int root,
+                 std::chrono::milliseconds timeout) override {
+    bool const staged = bytes <= staging_limit;
+    unsigned char* const target = staged ? staging(bytes) : static_cast<unsigned char*>(data);
+    if (staged && bytes > 0) std::memcpy(target, data, bytes);
+    constexpr std::size_t piece = std::size_t(1) << 30;
+    for (std::size_t begin = 0; begin < bytes; begin += piece) {
+      int const n = static_cast<int>(std::min(piece, bytes - begin));
+      MPI_Request request = MPI_REQUEST_NULL;
+      VPKL_CHECK_MPI(MPI_Ibcast(target + begin, n, MPI_BYTE, root, comm_, &request));
+      wait(request, timeout, "MPI_Ibcast");
+    }
+    if (staged && bytes > 0) std::memcpy(data, target, bytes);
   }
 
   std::unique_ptr<Transport> split(int color, int key) override {
@@ -139,6 +154,8 @@ class MpiTransport final : public Transport {
     VPKL_CHECK_MPI(MPI_Comm_split(comm_, color, key, &part));
     return std::make_unique<MpiTransport>(part);
   }
+
+  void abort() noexcept override { abandoned_ = true; }
 
  private:
   static constexpr std::size_t staging_limit = std::size_t(1) << 20;
@@ -149,29 +166,21 @@ class MpiTransport final : public Transport {
   }
 
   void wait(MPI_Request& request, std::chrono::milliseconds timeout, char const* call) {
-    auto const start = Clock::now();
-    for (std::int64_t polls = 0;; ++polls) {
-      int done = 0;
-      int const code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-      if (code != MPI_SUCCESS) abandoned_ = true;
-      check_mpi(code, call);
-      if (done) return;
-      if (polls < 1000) continue;
-      auto const waited =
-          std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
-      if (waited > timeout) {
-        abandoned_ = true;
-        throw CommunicationError(
-            fmt::format("{} over {} ranks did not end within {} ms on rank {}: another rank failed "
-                        "or never made the call",
-                        call, size_, timeout.count(), rank_));
-      }
-      // Ranks may share a core: let the others run.
-      if (polls % 64 == 0 && waited > std::chrono::milliseconds(20))
-        std::this_thread::sleep_for(std::chrono::microseconds(200));
-      else
-        std::this_thread::yield();
-    }
+    bool const ended = impl::poll(
+        [&] {
+          int done = 0;
+          int const code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+          if (code != MPI_SUCCESS) abandoned_ = true;
+          check_mpi(code, call);
+          return done != 0;
+        },
+        timeout);
+    if (ended) return;
+    abandoned_ = true;
+    throw CommunicationError(
+        fmt::format("{} over {} ranks did not end within {} ms on rank {}: another rank failed or "
+                    "never made the call",
+                    call, size_, timeout.count(), rank_));
   }
 
   MPI_Comm comm_;

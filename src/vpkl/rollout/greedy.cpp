@@ -125,7 +125,10 @@ std::vector<std::int64_t> greedy_tokens(ExecutionSpace const& exec, Communicator
                     ArgmaxOfRow<T>{static_cast<T const*>(logits.data), logits.index, shard.width(),
                                    shard.begin(), own});
     });
-  if (comm.size() > 1) comm.all_gather(exec, own, all, bytes);
+  if (comm.size() > 1) {
+    comm.all_gather(exec, own, all, bytes);
+    comm.wait(exec);
+  }
 
   std::vector<Argmax> const gathered =
       impl::to_host(exec, const_cast<Argmax const*>(all), rows * comm.size());

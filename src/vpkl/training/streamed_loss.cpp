@@ -197,10 +197,12 @@ LossResult StreamedLoss<ExecutionSpace>::compute(
 
     ChunkPlan const& plan = *batch.plan;
     ensure_plan(exec, batch);
-    run_chunks(exec, batch, cache);
+    impl::HeaderLog<ExecutionSpace> log(comm_, static_cast<std::int64_t>(plan.chunks().size()));
+    run_chunks(exec, batch, cache, log);
     std::vector<float> const values =
         copies_->values(exec, const_cast<float const*>(batch.values), plan.rows().size(),
                         [&] { comm_.wait(exec); });
+    log.check();
     row_values_.assign(static_cast<std::size_t>(mask.batch * mask.length), 0.0f);
     for (std::size_t i = 0; i < values.size(); ++i)
       row_values_[plan.rows()[i]] = values[i];
@@ -330,7 +332,8 @@ void StreamedLoss<ExecutionSpace>::check_held(ChunkPlan const& plan, ChunkPlan::
 
 template <class ExecutionSpace>
 void StreamedLoss<ExecutionSpace>::run_chunks(ExecutionSpace const& exec, Batch const& batch,
-                                              TeacherCache<ExecutionSpace>& cache) {
+                                              TeacherCache<ExecutionSpace>& cache,
+                                              impl::HeaderLog<ExecutionSpace>& log) {
   constexpr int depth = impl::FetchLane<ExecutionSpace>::depth;
   auto const& chunks = batch.plan->chunks();
   std::int64_t const pitch = impl::row_pitch(teacher_width(), batch.teacher_type);
@@ -359,7 +362,7 @@ void StreamedLoss<ExecutionSpace>::run_chunks(ExecutionSpace const& exec, Batch 
     start_fetch(i + depth - 1);
     auto const range = chunk_range(i);
     lane_->computing(exec, buffer(i));
-    run_chunk(exec, batch, chunks[i], teacher(i), errors[buffer(i)]);
+    run_chunk(exec, batch, chunks[i], teacher(i), errors[buffer(i)], log);
     lane_->computed(exec, buffer(i));
   }
 }
@@ -381,7 +384,8 @@ void StreamedLoss<ExecutionSpace>::fetch(ExecutionSpace const& exec, Batch const
 template <class ExecutionSpace>
 void StreamedLoss<ExecutionSpace>::run_chunk(ExecutionSpace const& exec, Batch const& batch,
                                              ChunkPlan::Chunk const& chunk, Rows const& teacher,
-                                             std::exception_ptr error) {
+                                             std::exception_ptr error,
+                                             impl::HeaderLog<ExecutionSpace>& log) {
   ConstRows const student = chunk_rows(batch, chunk, batch.student, batch.student_offsets);
   Rows gradient;
   if (batch.gradient.data) {
@@ -389,7 +393,7 @@ void StreamedLoss<ExecutionSpace>::run_chunk(ExecutionSpace const& exec, Batch c
     gradient = {const_cast<void*>(part.data), part.type, part.width, part.index};
   }
   plan_->execute(exec, student, teacher, batch.weights + chunk.first_row,
-                 batch.values + chunk.first_row, gradient, error);
+                 batch.values + chunk.first_row, gradient, error, &log);
 }
 
 template <class ExecutionSpace>

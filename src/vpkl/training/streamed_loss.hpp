@@ -99,11 +99,12 @@ class StreamedLoss {
   void prepare(ExecutionSpace const& exec, Batch& batch);
   void ensure_plan(ExecutionSpace const& exec, Batch const& batch);
   void run_chunks(ExecutionSpace const& exec, Batch const& batch,
-                  TeacherCache<ExecutionSpace>& cache);
+                  TeacherCache<ExecutionSpace>& cache, impl::HeaderLog<ExecutionSpace>& log);
   void fetch(ExecutionSpace const& exec, Batch const& batch, ChunkPlan::Chunk const& chunk,
              TeacherCache<ExecutionSpace>& cache, Rows const& teacher) const;
   void run_chunk(ExecutionSpace const& exec, Batch const& batch, ChunkPlan::Chunk const& chunk,
-                 Rows const& teacher, std::exception_ptr error);
+                 Rows const& teacher, std::exception_ptr error,
+                 impl::HeaderLog<ExecutionSpace>& log);
   std::int64_t teacher_width() const {
     return options_.route == Route::gathered ? shard_.vocabulary() : shard_.teacher_width();
   }

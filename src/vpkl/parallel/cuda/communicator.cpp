@@ -2,37 +2,38 @@
 #include <vpkl/core/cuda/check.hpp>
 #include <vpkl/core/cuda/pinned_pool.hpp>
 #include <vpkl/parallel/communicator_state.hpp>
-
-#include <chrono>
-#include <thread>
+#include <vpkl/parallel/cuda/device_transport.hpp>
+#include <vpkl/parallel/poll.hpp>
 
 namespace vpkl {
 
 namespace {
 
+using impl::DeviceTransport;
 using impl::cuda::PinnedBlock;
 
+DeviceTransport* on_device(Transport& transport) {
+  return dynamic_cast<DeviceTransport*>(&transport);
+}
+
 /// Polls, so that a stream held up by a rank that never came cannot hold the host for ever.
-void wait_for(cudaStream_t stream, std::chrono::milliseconds timeout) {
-  using Clock = std::chrono::steady_clock;
+void wait_for(cudaStream_t stream, std::chrono::milliseconds timeout, DeviceTransport* device) {
   ++impl::host_waits;
-  auto const start = Clock::now();
-  for (std::int64_t polls = 0;; ++polls) {
-    cudaError_t const code = cudaStreamQuery(stream);
-    if (code == cudaSuccess) return;
-    if (code != cudaErrorNotReady) impl::cuda::check(code, "cudaStreamQuery(stream)");
-    (void)cudaGetLastError();
-    if (polls < 1000) continue;
-    auto const waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
-    if (waited > timeout)
-      throw CommunicationError(
-          fmt::format("work enqueued on the device did not end within {} ms", timeout.count()));
-    // Ranks may share a core: let the others run.
-    if (waited > std::chrono::milliseconds(20))
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    else
-      std::this_thread::yield();
-  }
+  bool const ended = impl::poll(
+      [&] {
+        cudaError_t const code = cudaStreamQuery(stream);
+        if (code == cudaSuccess) return true;
+        if (code != cudaErrorNotReady) impl::cuda::check(code, "cudaStreamQuery(stream)");
+        (void)cudaGetLastError();
+        if (device) device->check();
+        return false;
+      },
+      timeout);
+  if (!ended)
+    throw CommunicationError(
+        fmt::format("work enqueued on the device did not end within {} ms", timeout.count()));
+  // A collective that was given up ends, too.
+  if (device) device->check();
 }
 
 /// The staging block, at least `bytes` large, usable by the host once `stream` has been waited for.
@@ -40,6 +41,18 @@ unsigned char* grown(PinnedBlock& staging, std::size_t bytes, cudaStream_t strea
   if (staging.size() < bytes) staging = PinnedBlock(bytes, PinnedBlock::User::stream);
   staging.order(stream);
   return staging.data();
+}
+
+/// Device memory through the host: `collective` works on `bytes` bytes in place.
+template <class F>
+void staged(PinnedBlock& staging, void* data, std::size_t bytes, cudaStream_t stream,
+            std::chrono::milliseconds timeout, F&& collective) {
+  unsigned char* const host = grown(staging, bytes, stream);
+  VPKL_CHECK_CUDA(cudaMemcpyAsync(host, data, bytes, cudaMemcpyDeviceToHost, stream));
+  wait_for(stream, timeout, nullptr);
+  collective(host);
+  VPKL_CHECK_CUDA(cudaMemcpyAsync(data, host, bytes, cudaMemcpyHostToDevice, stream));
+  staging.used_by(stream);
 }
 
 }  // namespace
@@ -51,21 +64,26 @@ void const* Communicator::all_gather(Kokkos::Cuda const& exec, void const* local
   std::size_t const all = bytes * static_cast<std::size_t>(size());
   void const* visible = nullptr;
   guarded([&](Transport& transport) {
+    if (DeviceTransport* const device = on_device(transport)) {
+      device->enqueue_all_gather(stream, local, gathered, bytes, state_->timeout);
+      ++state_->counters.device_collectives;
+      return;
+    }
     if (size() == 1) {
       if (local != gathered && bytes > 0)
         VPKL_CHECK_CUDA(cudaMemcpyAsync(gathered, local, bytes, cudaMemcpyDeviceToDevice, stream));
       return;
     }
-    unsigned char* const staged = grown(state_->staging, all, stream);
-    unsigned char* const own = staged + bytes * static_cast<std::size_t>(rank());
+    unsigned char* const host = grown(state_->staging, all, stream);
+    unsigned char* const own = host + bytes * static_cast<std::size_t>(rank());
     if (bytes > 0)
       VPKL_CHECK_CUDA(cudaMemcpyAsync(own, local, bytes, cudaMemcpyDeviceToHost, stream));
-    wait_for(stream, state_->timeout);
-    transport.all_gather(own, staged, bytes, state_->timeout);
+    wait_for(stream, state_->timeout, nullptr);
+    transport.all_gather(own, host, bytes, state_->timeout);
     if (bytes > 0)
-      VPKL_CHECK_CUDA(cudaMemcpyAsync(gathered, staged, all, cudaMemcpyHostToDevice, stream));
+      VPKL_CHECK_CUDA(cudaMemcpyAsync(gathered, host, all, cudaMemcpyHostToDevice, stream));
     state_->staging.used_by(stream);
-    visible = staged;
+    visible = host;
   });
   ++state_->counters.all_gathers;
   state_->counters.all_gather_bytes += static_cast<std::int64_t>(bytes);
@@ -73,27 +91,48 @@ void const* Communicator::all_gather(Kokkos::Cuda const& exec, void const* local
 }
 
 template <>
-void Communicator::all_reduce_sum(Kokkos::Cuda const& exec, float* data, std::int64_t count) const {
+void Communicator::all_reduce(Kokkos::Cuda const& exec, float* data, std::int64_t count,
+                              Reduction reduction) const {
   cudaStream_t const stream = exec.cuda_stream();
-  std::size_t const bytes = static_cast<std::size_t>(count) * sizeof(float);
   guarded([&](Transport& transport) {
-    if (size() == 1 || count == 0) return;
-    unsigned char* const staged = grown(state_->staging, bytes, stream);
-    VPKL_CHECK_CUDA(cudaMemcpyAsync(staged, data, bytes, cudaMemcpyDeviceToHost, stream));
-    wait_for(stream, state_->timeout);
-    transport.all_reduce_sum(reinterpret_cast<float*>(staged), count, state_->timeout);
-    VPKL_CHECK_CUDA(cudaMemcpyAsync(data, staged, bytes, cudaMemcpyHostToDevice, stream));
-    state_->staging.used_by(stream);
+    if (DeviceTransport* const device = on_device(transport)) {
+      device->enqueue_all_reduce(stream, data, count, reduction, state_->timeout);
+      ++state_->counters.device_collectives;
+    } else if (size() > 1 && count > 0) {
+      staged(state_->staging, data, static_cast<std::size_t>(count) * sizeof(float), stream,
+             state_->timeout, [&](unsigned char* host) {
+               transport.all_reduce(reinterpret_cast<float*>(host), count, reduction,
+                                    state_->timeout);
+             });
+    }
   });
   ++state_->counters.all_reduces;
 }
 
 template <>
+void Communicator::broadcast(Kokkos::Cuda const& exec, void* data, std::size_t bytes,
+                             int root) const {
+  check_root(root);
+  cudaStream_t const stream = exec.cuda_stream();
+  guarded([&](Transport& transport) {
+    if (DeviceTransport* const device = on_device(transport)) {
+      device->enqueue_broadcast(stream, data, bytes, root, state_->timeout);
+      ++state_->counters.device_collectives;
+    } else if (size() > 1 && bytes > 0) {
+      staged(state_->staging, data, bytes, stream, state_->timeout,
+             [&](unsigned char* host) { transport.broadcast(host, bytes, root, state_->timeout); });
+    }
+  });
+  ++state_->counters.broadcasts;
+}
+
+template <>
 void Communicator::wait(Kokkos::Cuda const& exec) const {
   try {
-    wait_for(exec.cuda_stream(), state_->timeout);
+    wait_for(exec.cuda_stream(), state_->timeout,
+             state_->alive ? on_device(*state_->transport) : nullptr);
   } catch (CommunicationError const&) {
-    state_->alive = false;
+    if (state_->alive) state_->fail();
     throw;
   }
 }

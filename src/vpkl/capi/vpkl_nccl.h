@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * \file
+ * \brief vpkl communicators from NCCL's.
+ *
+ * In VPKL_CUDA their collectives are enqueued on the call's stream, without a detour through the
+ * host. The current CUDA device must be Kokkos'. A process that has loaded two copies of NCCL is
+ * refused.
+ */
+#ifndef VPKL_NCCL_H
+#define VPKL_NCCL_H
+
+#include <vpkl.h>
+
+#include <nccl.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/**
+ * \brief Over a communicator of the caller's, able to work. It stays the caller's: keep it as long
+ * as `comm` and what was made from it; after VPKL_COMMUNICATION_ERROR call ncclCommAbort, or work
+ * on the device may wait for ever.
+ */
+VPKL_C_API vpkl_status vpkl_comm_from_nccl(ncclComm_t nccl_comm, vpkl_comm** comm);
+
+/**
+ * \brief Collective over the `size` ranks that hold the same `id`, each with a GPU of its own. vpkl
+ * makes the NCCL communicator, without blocking, and aborts it after a failure.
+ * \param[in] timeout_ms for the making, and later as of vpkl_comm_set_timeout()
+ */
+VPKL_C_API vpkl_status vpkl_comm_from_nccl_id(const ncclUniqueId* id, int rank, int size,
+                                              int64_t timeout_ms, vpkl_comm** comm);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
