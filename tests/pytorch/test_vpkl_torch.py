@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """vpkl_torch against PyTorch's own arithmetic, on the CPU and, where there is one, on a GPU."""
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
 import unittest
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
@@ -100,6 +102,30 @@ class Losses(Case):
             gradients.append(leaf.grad)
         self.assertTrue(torch.equal(gradients[0], gradients[1]))
         self.assertTrue(torch.equal(gradients[0], gradients[2]))
+
+    def test_bits_are_those_of_the_cpp_interface(self):
+        for device in DEVICES:
+            for rows, width in [(3, 1000), (40, 32003)]:
+                with self.subTest(device=device, rows=rows, width=width), \
+                        tempfile.TemporaryDirectory() as folder:
+                    self.against_cpp(device, rows, width, pathlib.Path(folder))
+
+    def against_cpp(self, device, rows, width, folder):
+        torch.manual_seed(width)
+        logits = (3 * torch.randn(2, 1, rows, width)).to(torch.bfloat16)
+        logits.view(torch.int16).numpy().tofile(folder / "in")
+        subprocess.run([os.environ["VPKL_OPERATOR"], "device" if device == "cuda" else "host",
+                        str(rows), str(width), str(folder / "in"), str(folder / "out")], check=True,
+                       timeout=120)
+        want = torch.from_numpy(np.fromfile(folder / "out", np.int16)).view(3, -1)
+        student, teacher = logits.to(device)
+        mask = torch.ones(1, rows, device=device)
+        for loss_type, bits in zip(LOSSES, want):
+            leaf = student.clone().requires_grad_()
+            loss = chunked_distillation_loss(leaf, teacher, mask, loss_type, 1.0, rows)
+            (loss * rows).backward()
+            got = leaf.grad.cpu().view(torch.int16).flatten()
+            self.assertTrue(torch.equal(got, bits[:rows * width]), loss_type)
 
     def test_a_cache_is_recognised_and_nothing_else(self):
         student, teacher, mask = problem("cpu")
