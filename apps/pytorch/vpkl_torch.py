@@ -502,23 +502,38 @@ class _Distillation(torch.autograd.Function):
         if in_place:
             loss = _by_chunks(student, student, work)
             ctx.mark_dirty(student)
-            ctx.gradient = student.detach()
+            ctx.rows, ctx.gradient = None, student.detach()
             return loss, student
         batch, length, width = student.shape
-        if work.cache is not None:
-            gradient = student.new_empty(batch, length + 1, width) if wanted else None
-            loss = _by_rows(student, gradient, work)
-            ctx.gradient = gradient[:, :length] if wanted else None
-        else:
-            ctx.gradient = student.new_empty(student.shape) if wanted else None
-            loss = _by_chunks(student, ctx.gradient, work)
+        # The library's own cache has one position more, and so has the gradient by its rows.
+        rows = length if work.cache is None else length + 1
+        gradient = student.new_empty(batch, rows, width) if wanted else None
+        loss = (_by_chunks if work.cache is None else _by_rows)(student, gradient, work)
+        if wanted:
+            ctx.shape = student.shape
+            ctx.rows, ctx.gradient = _compact(gradient, work.mask)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx, upstream, *_):
         # A factor of no dimensions stays in fp32, whatever the gradient's type.
-        return ctx.gradient * (upstream.float() * ctx.scale), None, None, None
+        gradient = ctx.gradient * (upstream.float() * ctx.scale)
+        if ctx.rows is not None:
+            counted = gradient
+            gradient = counted.new_zeros(ctx.shape)
+            gradient.view(-1, ctx.shape[2]).index_copy_(0, ctx.rows, counted)
+        return gradient, None, None, None
+
+
+def _compact(gradient, mask):
+    """The rows that count and their places in `[B * T]`, where that saves memory and time."""
+    batch, length = mask.shape
+    places = mask.flatten().nonzero().squeeze(1)
+    if 2 * len(places) > batch * length:
+        return None, gradient[:, :length]
+    sources = places + (gradient.shape[1] - length) * (places // length)
+    return places.to(gradient.device), gradient.flatten(0, 1)[sources.to(gradient.device)]
 
 
 def _gathered(group, mine):

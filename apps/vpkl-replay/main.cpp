@@ -64,7 +64,7 @@ class RouteMeasurement {
     for (std::int64_t repetition = 0; repetition < options_.repetitions; ++repetition) {
       apps::MemoryTracker::reset_peak();
       RouteRun run(Exec(), grid_, rollouts_, options_, route);
-      std::string const masters = run.master_sha256(), teacher = run.teacher_sha256();
+      std::uint64_t const masters = run.master_fingerprint(), teacher = run.teacher_fingerprint();
       double const before = run.evaluate();
       std::vector<double> const losses = repeat(run, route, repetition, summary);
       double const after = run.evaluate();
@@ -76,13 +76,14 @@ class RouteMeasurement {
       summary.repetitions_equal =
           summary.repetitions_equal &&
           std::memcmp(summary.losses.data(), losses.data(), losses.size() * sizeof losses[0]) == 0;
-      std::string const masters_after = run.master_sha256();
       // A shard without ids has no masters.
       summary.masters_changed =
-          summary.masters_changed && (run.parameters() == 0 || masters_after != masters);
-      summary.teacher_unchanged = summary.teacher_unchanged && run.teacher_sha256() == teacher;
+          summary.masters_changed && (run.parameters() == 0 || run.master_fingerprint() != masters);
+      summary.teacher_unchanged = summary.teacher_unchanged && run.teacher_fingerprint() == teacher;
       summary.ranks = gather_numbers(grid_.world(), numbers_of(run));
-      state_hashes[to_string(route)] = masters_after;
+      // For the receipt: what the last repetition ended in.
+      if (!options_.output_jsonl.empty() && repetition + 1 == options_.repetitions)
+        state_hashes[to_string(route)] = run.master_sha256();
     }
     agree_on_state(summary);
     return summary;

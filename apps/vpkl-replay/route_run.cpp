@@ -23,12 +23,21 @@ struct ScaleAndTest {
   }
 };
 
-template <class View>
-std::string sha256_of(View const& view) {
-  auto const host = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), view);
-  Sha256 hash;
-  hash.update(host.data(), host.size() * sizeof(typename View::value_type));
-  return hash.hex_digest();
+struct WeighWord {
+  std::uint16_t const* words;
+  KOKKOS_FUNCTION void operator()(std::int64_t i, std::uint64_t& sum) const {
+    sum += (words[i] + std::uint64_t(1)) * (2 * static_cast<std::uint64_t>(i) + 1);
+  }
+};
+
+/// Changes with any single word, and needs no copy on the host.
+std::uint64_t fingerprint(Exec const& exec, void const* data, std::size_t bytes) {
+  std::uint64_t sum = 0;
+  Kokkos::parallel_reduce(
+      "vpkl::replay::fingerprint",
+      impl::RangePolicy64<Exec>(exec, 0, static_cast<std::int64_t>(bytes / sizeof(std::uint16_t))),
+      WeighWord{static_cast<std::uint16_t const*>(data)}, sum);
+  return sum;
 }
 
 VocabShard make_shard(Communicator const& comm, Rollouts const& rollouts, Route route) {
@@ -255,8 +264,22 @@ bool RouteRun::finite_everywhere(double loss) {
   return true;
 }
 
-std::string RouteRun::master_sha256() const { return sha256_of(optimizer_->masters()); }
-std::string RouteRun::teacher_sha256() const { return sha256_of(teacher_head_); }
+std::string RouteRun::master_sha256() const {
+  auto const masters =
+      Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), optimizer_->masters());
+  Sha256 hash;
+  hash.update(masters.data(), masters.size() * sizeof masters.data()[0]);
+  return hash.hex_digest();
+}
+
+std::uint64_t RouteRun::master_fingerprint() const {
+  auto const masters = optimizer_->masters();
+  return fingerprint(exec_, masters.data(), masters.size() * sizeof masters.data()[0]);
+}
+
+std::uint64_t RouteRun::teacher_fingerprint() const {
+  return fingerprint(exec_, teacher_head_.data(), teacher_head_.size());
+}
 
 RouteCounters RouteRun::counters() const {
   return {loss_->counters(), difference(tensor_.counters(), before_), cache_->counters()};

@@ -52,7 +52,8 @@ class RouteRun {
 
   std::size_t parameters() const { return head_gradient_.size(); }
   std::string master_sha256() const;
-  std::string teacher_sha256() const;
+  std::uint64_t master_fingerprint() const;
+  std::uint64_t teacher_fingerprint() const;
   RouteCounters counters() const;
 
  private:

@@ -85,12 +85,13 @@ def main():
         sys.exit("bench_pytorch.py needs a CUDA GPU")
     root = pathlib.Path(__file__).resolve().parents[2]
     vpkl = module("vpkl_torch", root / "apps" / "pytorch" / "vpkl_torch.py")
+    # The losses get logits and mask shifted already: one position less than the teacher has.
     shape = (options.batch, options.length, options.vocabulary)
     device = torch.device("cuda")
     torch.manual_seed(0)
     teacher = torch.randn(shape, device=device, dtype=torch.bfloat16) * 3
-    student = (torch.randn(shape, device=device, dtype=torch.bfloat16) * 3).requires_grad_()
-    # As the example calls it: the last position dropped, the mask shifted.
+    student = (3 * torch.randn(options.batch, options.length - 1, options.vocabulary, device=device,
+                               dtype=torch.bfloat16)).requires_grad_()
     mask = torch.zeros(options.batch, options.length - 1, device=device)
     mask[:, -options.response:] = 1
 
@@ -108,10 +109,10 @@ def main():
 
     def step(losses, fetcher):
         student.grad = None
-        loss = losses.streamed_distillation_loss(student[:, :-1], fetcher, mask, "forward_kl", 1.0,
+        loss = losses.streamed_distillation_loss(student, fetcher, mask, "forward_kl", 1.0,
                                                  options.chunk_width)
         loss.backward()
-        return float(loss)
+        return float(loss.detach())
 
     cases = {"vpkl, its cache by rows":
              (vpkl, lambda start, end: cache.chunk_to_device(start, end, device))}
