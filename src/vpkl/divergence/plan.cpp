@@ -59,7 +59,8 @@ DivergencePlan<ExecutionSpace>::DivergencePlan(ExecutionSpace const& exec, Commu
       shard_(std::move(shard)),
       options_(options) {
   // Memory is taken before the exchange, so that a rank that has none takes all with it.
-  Agreement("divergence plan")
+  Agreement agreement("divergence plan");
+  agreement
       .check([&] {
         check_type("student", options_.student_type);
         check_type("teacher", options_.teacher_type);
@@ -73,8 +74,15 @@ DivergencePlan<ExecutionSpace>::DivergencePlan(ExecutionSpace const& exec, Commu
       .equal("vocabularies", shard_.vocabulary())
       .equal("student types", options_.student_type)
       .equal("teacher types", options_.teacher_type)
-      .equal("maximum rows", options_.max_rows)
-      .exchange(comm_);
+      .equal("maximum rows", options_.max_rows);
+  try {
+    agreement.exchange(comm_);
+  } catch (CommunicationError const&) {
+    impl::leak<ExecutionSpace>(kernels_);
+    impl::leak<ExecutionSpace>(gather_);
+    impl::leak<ExecutionSpace>(workspace_);
+    throw;
+  }
 }
 
 template <class ExecutionSpace>
