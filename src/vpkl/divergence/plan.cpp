@@ -99,6 +99,7 @@ void DivergencePlan<ExecutionSpace>::allocate(ExecutionSpace const& exec) {
              static_cast<std::size_t>(rows * shard_.vocabulary()) * size_of(options_.student_type);
   } else {
     bytes += static_cast<std::size_t>(comm_.size() * (rows + 1)) * sizeof(RowStatistics);
+    log_.emplace(comm_, 1);
   }
   workspace_ = impl::allocate_bytes(exec, "vpkl::DivergencePlan::workspace", bytes);
 }
@@ -248,7 +249,7 @@ void DivergencePlan<ExecutionSpace>::execute_parallel(ExecutionSpace const& exec
     std::size_t const bytes = static_cast<std::size_t>(stride) * sizeof(RowStatistics);
     void const* const arrived = comm_.all_gather(exec, own, gathered, bytes);
     ++counters_.collectives;
-    impl::check_message(exec, comm_, arrived, gathered, bytes, error, log);
+    impl::check_message(exec, comm_, arrived, gathered, bytes, error, log, *log_);
     if (!error)
       counters_.kernels += kernels_.combine(exec, job, gathered + 1, ranks, stride, merged());
   }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 
 namespace vpkl {
 
@@ -103,6 +104,7 @@ class DivergencePlan {
   impl::DivergenceKernels<ExecutionSpace> kernels_;
   std::unique_ptr<VocabularyGather<ExecutionSpace>> gather_;
   ByteView<ExecutionSpace> workspace_;  ///< merged records, then gathered records or sums
+  std::optional<impl::HeaderLog<ExecutionSpace>> log_;  ///< of one call that waits
   OperatorCounters counters_;
 };
 

@@ -85,6 +85,10 @@ class Communicator {
   char const* transport_name() const;
   /// \brief Whether no collective has failed so far.
   bool alive() const;
+#ifdef VPKL_ENABLE_CUDA
+  /// \brief Whether collectives of device memory stay on the device, as NCCL's do.
+  bool stays_on_device() const;
+#endif
 
   /// \brief Longest time a collective may take, default 10 minutes.
   void set_timeout(std::chrono::milliseconds timeout);

@@ -12,7 +12,7 @@ namespace {
 using impl::DeviceTransport;
 using impl::cuda::PinnedBlock;
 
-DeviceTransport* on_device(Transport& transport) {
+DeviceTransport* device_transport(Transport& transport) {
   return dynamic_cast<DeviceTransport*>(&transport);
 }
 
@@ -57,6 +57,8 @@ void staged(PinnedBlock& staging, void* data, std::size_t bytes, cudaStream_t st
 
 }  // namespace
 
+bool Communicator::stays_on_device() const { return device_transport(*state_->transport); }
+
 template <>
 void const* Communicator::all_gather(Kokkos::Cuda const& exec, void const* local, void* gathered,
                                      std::size_t bytes) const {
@@ -64,7 +66,7 @@ void const* Communicator::all_gather(Kokkos::Cuda const& exec, void const* local
   std::size_t const all = bytes * static_cast<std::size_t>(size());
   void const* visible = nullptr;
   guarded([&](Transport& transport) {
-    if (DeviceTransport* const device = on_device(transport)) {
+    if (DeviceTransport* const device = device_transport(transport)) {
       device->enqueue_all_gather(stream, local, gathered, bytes, state_->timeout);
       ++state_->counters.device_collectives;
       return;
@@ -95,7 +97,7 @@ void Communicator::all_reduce(Kokkos::Cuda const& exec, float* data, std::int64_
                               Reduction reduction) const {
   cudaStream_t const stream = exec.cuda_stream();
   guarded([&](Transport& transport) {
-    if (DeviceTransport* const device = on_device(transport)) {
+    if (DeviceTransport* const device = device_transport(transport)) {
       device->enqueue_all_reduce(stream, data, count, reduction, state_->timeout);
       ++state_->counters.device_collectives;
     } else if (size() > 1 && count > 0) {
@@ -115,7 +117,7 @@ void Communicator::broadcast(Kokkos::Cuda const& exec, void* data, std::size_t b
   check_root(root);
   cudaStream_t const stream = exec.cuda_stream();
   guarded([&](Transport& transport) {
-    if (DeviceTransport* const device = on_device(transport)) {
+    if (DeviceTransport* const device = device_transport(transport)) {
       device->enqueue_broadcast(stream, data, bytes, root, state_->timeout);
       ++state_->counters.device_collectives;
     } else if (size() > 1 && bytes > 0) {
@@ -130,7 +132,7 @@ template <>
 void Communicator::wait(Kokkos::Cuda const& exec) const {
   try {
     wait_for(exec.cuda_stream(), state_->timeout,
-             state_->alive ? on_device(*state_->transport) : nullptr);
+             state_->alive ? device_transport(*state_->transport) : nullptr);
   } catch (CommunicationError const&) {
     if (state_->alive) state_->fail();
     throw;
