@@ -105,6 +105,7 @@ template <class ExecutionSpace>
 void Communicator::all_reduce(ExecutionSpace const& exec, float* data, std::int64_t count,
                               Reduction reduction) const {
   static_assert(impl::is_host_space<ExecutionSpace>, "vpkl::Communicator: host spaces only");
+  if (count <= 0) return;
   impl::fence(exec, "vpkl::Communicator::all_reduce");
   guarded([&](Transport& t) { t.all_reduce(data, count, reduction, state_->timeout); });
   ++state_->counters.all_reduces;

@@ -95,12 +95,13 @@ void const* Communicator::all_gather(Kokkos::Cuda const& exec, void const* local
 template <>
 void Communicator::all_reduce(Kokkos::Cuda const& exec, float* data, std::int64_t count,
                               Reduction reduction) const {
+  if (count <= 0) return;
   cudaStream_t const stream = exec.cuda_stream();
   guarded([&](Transport& transport) {
     if (DeviceTransport* const device = device_transport(transport)) {
       device->enqueue_all_reduce(stream, data, count, reduction, state_->timeout);
       ++state_->counters.device_collectives;
-    } else if (size() > 1 && count > 0) {
+    } else if (size() > 1) {
       staged(state_->staging, data, static_cast<std::size_t>(count) * sizeof(float), stream,
              state_->timeout, [&](unsigned char* host) {
                transport.all_reduce(reinterpret_cast<float*>(host), count, reduction,

@@ -134,7 +134,6 @@ class NcclTransport final : public DeviceTransport {
 
   void enqueue_all_reduce(cudaStream_t stream, float* data, std::int64_t count, Reduction reduction,
                           milliseconds timeout) override {
-    if (count <= 0) return;
     ncclRedOp_t const op = reduction == Reduction::sum ? ncclSum : ncclMax;
     enqueue(stream, "ncclAllReduce", timeout, [&] {
       return ncclAllReduce(data, data, static_cast<std::size_t>(count), ncclFloat32, op, comm_,
