@@ -72,6 +72,11 @@ GpuId gpu_id() {
   return id;
 }
 
+/// What a failure or a destructor waits, at most, for a communicator's end. That takes milliseconds
+/// on an idle device, but frees memory there, which waits for whatever runs: maybe for long work,
+/// maybe for a collective of another communicator that nobody ends.
+constexpr milliseconds patience = std::chrono::seconds(5);
+
 class NcclTransport final : public DeviceTransport {
  public:
   /// Joins the ranks that hold `id`. \param[in] host carries host messages, or null
@@ -109,9 +114,9 @@ class NcclTransport final : public DeviceTransport {
 
   ~NcclTransport() override {
     // Once Kokkos is gone the process may be exiting, and the driver with it.
-    bool const finalized = Kokkos::is_finalized();
-    if (owned_ && comm_ && !finalized) close();
-    if (aborted_ || finalized) {
+    bool const gone = Kokkos::is_finalized();
+    bool const ended = !gone && !aborted_ && (!owned_ || end(How::finished));
+    if (!ended) {
       leak_staging();
       return;
     }
@@ -194,7 +199,7 @@ class NcclTransport final : public DeviceTransport {
   void abort() noexcept override {
     aborted_ = true;
     if (host_) host_->abort();
-    if (owned_) end(ncclCommAbort);
+    if (owned_) end(How::aborted);
   }
 
   /// \brief Collective over `records`: the ranks of equal `color`, ordered by `key`, with an NCCL
@@ -294,35 +299,40 @@ class NcclTransport final : public DeviceTransport {
     std::memcpy(out, pinned_.data(), out_bytes);
   }
 
-  /// \brief Ends the communicator by `how`. In a thread of its own: both calls free device memory,
-  /// which waits for the whole device, maybe for work of others that never ends.
-  void end(ncclResult_t (*how)(ncclComm_t)) noexcept {
+  enum class How { finished, aborted };
+
+  /// \brief Ends the communicator; `finished` lets what is enqueued end first, until the time-out.
+  /// In a thread of its own, which goes on when patience has run out.
+  /// \return whether it has ended
+  bool end(How how) noexcept {
     ncclComm_t const comm = std::exchange(comm_, nullptr);
-    if (!comm) return;
+    if (!comm) return true;
     try {
       auto const done = std::make_shared<std::promise<void>>();
       std::future<void> const ended = done->get_future();
-      std::thread([=, device = kokkos_device()] {
+      std::thread([=, device = kokkos_device(), timeout = timeout_] {
         (void)cudaSetDevice(device);
-        (void)how(comm);
+        bool const finished = how == How::finished && finish(comm, timeout);
+        (void)(finished ? ncclCommDestroy(comm) : ncclCommAbort(comm));
         done->set_value();
       }).detach();
-      ended.wait_for(std::min<milliseconds>(timeout_, std::chrono::seconds(5)));
+      return ended.wait_for(patience) == std::future_status::ready;
     } catch (...) {
       // Without a thread there is no safe way to end it.
+      return false;
     }
   }
 
-  void close() noexcept {
-    ncclResult_t state = ncclCommFinalize(comm_);
+  static bool finish(ncclComm_t comm, milliseconds timeout) {
+    ncclResult_t state = ncclCommFinalize(comm);
     bool const ended = impl::poll(
         [&] {
-          if (state == ncclInProgress && ncclCommGetAsyncError(comm_, &state) != ncclSuccess)
+          if (state == ncclInProgress && ncclCommGetAsyncError(comm, &state) != ncclSuccess)
             state = ncclInternalError;
           return state != ncclInProgress;
         },
-        timeout_);
-    end(ended && state == ncclSuccess ? ncclCommDestroy : ncclCommAbort);
+        timeout);
+    return ended && state == ncclSuccess;
   }
 
   /// A collective that was given up may still use it.
