@@ -242,8 +242,9 @@ class NcclTransport final : public DeviceTransport {
 
   template <class Call>
   void enqueue(cudaStream_t stream, char const* name, milliseconds timeout, Call&& call) {
-    // A driver's queue has room for about a thousand kernels; behind a collective that never ends a
-    // launch into a full one would not return either.
+    // A driver's queue has room for about a thousand kernels, copies and marks; behind a collective
+    // that never ends a launch into a full one would not return either. It is shared with the work
+    // between collectives: some sixty entries for each of these keep within it.
     Event& oldest = in_flight_[next_++ % in_flight_.size()];
     if (!oldest.done()) {
       ++impl::host_waits;
@@ -349,7 +350,7 @@ class NcclTransport final : public DeviceTransport {
   bool owned_ = false;
   bool aborted_ = false;
   milliseconds timeout_ = std::chrono::minutes(10);  ///< the last one asked for
-  std::array<Event, 64> in_flight_;                  ///< behind the latest collectives
+  std::array<Event, 16> in_flight_;                  ///< behind the latest collectives
   std::size_t next_ = 0;
 
   // Host messages without a `host_`.
