@@ -221,6 +221,7 @@ TEST_F(Nccl, refuses_what_it_cannot_use) {
   EXPECT_THROW(Communicator::nccl(id, 0, 0), InvalidArgument);
   EXPECT_THROW(Communicator::nccl(id, 2, 2), InvalidArgument);
   EXPECT_THROW(Communicator::nccl(id, -1, 2), InvalidArgument);
+  EXPECT_THROW(Communicator::nccl(id, 0, 1, milliseconds(0)), InvalidArgument);
 }
 
 TEST_F(Nccl, refuses_a_second_copy_of_nccl) {

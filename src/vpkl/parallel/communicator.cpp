@@ -71,9 +71,7 @@ std::chrono::milliseconds Communicator::timeout() const { return state_->timeout
 CommunicationCounters Communicator::counters() const { return state_->counters; }
 
 void Communicator::set_timeout(std::chrono::milliseconds timeout) {
-  if (timeout.count() <= 0)
-    throw InvalidArgument(
-        fmt::format("communication time-out is {} ms, expected more than 0", timeout.count()));
+  State::check_timeout(timeout);
   state_->timeout = timeout;
 }
 

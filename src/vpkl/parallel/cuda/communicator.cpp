@@ -29,6 +29,11 @@ void wait_for(cudaStream_t stream, std::chrono::milliseconds timeout, DeviceTran
         return false;
       },
       timeout);
+  if (!ended && device)
+    throw CommunicationError(fmt::format(
+        "work enqueued on the device did not end within {} ms on rank {}: another rank failed or "
+        "never made the call",
+        timeout.count(), device->rank()));
   if (!ended)
     throw CommunicationError(
         fmt::format("work enqueued on the device did not end within {} ms", timeout.count()));

@@ -2,6 +2,7 @@
 #include <vpkl/core/allocate.hpp>
 #include <vpkl/core/cuda/check.hpp>
 #include <vpkl/core/cuda/pinned_pool.hpp>
+#include <vpkl/parallel/agreement.hpp>
 #include <vpkl/parallel/communicator_state.hpp>
 #include <vpkl/parallel/cuda/device_transport.hpp>
 #include <vpkl/parallel/poll.hpp>
@@ -34,7 +35,7 @@ using impl::cuda::PinnedBlock;
 using std::chrono::milliseconds;
 
 /// Each copy of NCCL has connections and an order of work of its own; a communicator handed to the
-/// other copy is no communicator there.
+/// other copy is no communicator there. Copies linked statically have no name to be found by.
 void refuse_two_copies() {
   std::vector<std::string> paths;
   dl_iterate_phdr(
@@ -255,8 +256,10 @@ class NcclTransport final : public DeviceTransport {
           },
           timeout);
       if (!ended)
-        throw CommunicationError(
-            fmt::format("a collective before {} did not end within {} ms", name, timeout.count()));
+        throw CommunicationError(fmt::format(
+            "a collective before {} did not end within {} ms on rank {}: another rank failed or "
+            "never made the call",
+            name, timeout.count(), rank_));
     }
     settle(call(), name, timeout);
     oldest.record(stream);
@@ -269,6 +272,7 @@ class NcclTransport final : public DeviceTransport {
               std::size_t out_bytes, milliseconds timeout, F&& collective) {
     if (out_bytes == 0) return;
     if (!exec_) {
+      check_current_device();
       VPKL_CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
       exec_ = std::make_unique<Kokkos::Cuda>(stream_);
     }
@@ -430,6 +434,7 @@ Communicator Communicator::nccl(ncclUniqueId const& id, int rank, int size, mill
   if (size < 1 || rank < 0 || rank >= size)
     throw InvalidArgument(
         fmt::format("NCCL communicator: rank is {} of {}, expected 0 <= rank < size", rank, size));
+  State::check_timeout(timeout);
   refuse_two_copies();
   check_current_device();
   Communicator comm =
@@ -441,13 +446,19 @@ Communicator Communicator::nccl(ncclUniqueId const& id, int rank, int size, mill
 Communicator Communicator::nccl(ncclComm_t borrowed) {
   if (!borrowed) throw InvalidArgument("NCCL communicator: it is null");
   refuse_two_copies();
+  check_current_device();
   return from_transport(std::make_unique<NcclTransport>(borrowed));
 }
 
 bool Communicator::has_gpu_for_each_rank(Communicator const& comm) {
-  GpuId const own = gpu_id();
-  std::vector<GpuId> all(static_cast<std::size_t>(comm.size()));
-  comm.exchange_record(&own, all.data(), sizeof own);
+  std::int64_t own[2] = {};
+  static_assert(sizeof own == sizeof(GpuId), "an id is told as two numbers");
+  Agreement agreement("GPUs");
+  agreement.check([&] {
+    GpuId const id = gpu_id();
+    std::memcpy(own, id.data(), sizeof own);
+  });
+  auto all = agreement.tell("GPU", own[0]).tell("GPU", own[1]).exchange(comm);
   std::sort(all.begin(), all.end());
   return std::adjacent_find(all.begin(), all.end()) == all.end();
 }
