@@ -90,7 +90,7 @@ void define(CLI::App& app, Options& o, Texts& t) {
       ->capture_default_str();
   app.add_option("--transport", o.transport,
                  "Messages between ranks: nccl, mpi, or automatic: nccl where the build has it and "
-                 "every rank a GPU of its own")
+                 "there are several ranks, each with a GPU of its own")
       ->capture_default_str();
   app.add_option("--data-parallel", o.data_parallel,
                  "Replicas; the other factor of the ranks is tensor-parallel")

@@ -3,7 +3,9 @@
 // several need a GPU each.
 #include <support/together.hpp>
 
+#include <vpkl/divergence/plan.hpp>
 #include <vpkl/parallel/process_grid.hpp>
+#include <vpkl/rollout/greedy.hpp>
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -11,6 +13,7 @@
 #include <filesystem>
 #include <memory>
 #include <thread>
+#include <utility>
 
 namespace {
 
@@ -47,7 +50,10 @@ class Foreign {
     ncclUniqueId const id = shared_id(host);
     EXPECT_EQ(ncclCommInitRank(&comm, host.size(), id, host.rank()), ncclSuccess);
   }
-  ~Foreign() { ncclCommDestroy(comm); }
+  ~Foreign() {
+    if (comm) ncclCommDestroy(comm);
+  }
+  void abort() { EXPECT_EQ(ncclCommAbort(std::exchange(comm, nullptr)), ncclSuccess); }
   Foreign(Foreign const&) = delete;
   Foreign& operator=(Foreign const&) = delete;
   ncclComm_t comm = nullptr;
@@ -119,6 +125,35 @@ class Nccl : public testing::Test {
     all_of(host, true);
   }
 
+  VocabShard four_columns() const {
+    VocabShard::Spec spec;
+    spec.vocabulary = 4 * host.size();
+    spec.begin = 4 * host.rank();
+    spec.end = spec.begin + 4;
+    spec.student_width = spec.teacher_width = 4;
+    return VocabShard::make(host, spec);
+  }
+
+  /// One rank stays away from a `call` over the caller's communicator, which only the caller can
+  /// abort: the others must get their error before that.
+  template <class F>
+  void reports_a_missing_rank(F&& call) {
+    if (host.size() == 1) GTEST_SKIP() << "needs two ranks";
+    Foreign foreign(host);
+    Communicator comm = Communicator::nccl(foreign.comm);
+    carries(comm);
+    auto const start = Clock::now();
+    comm.set_timeout(seconds(2));
+    if (comm.rank() == comm.size() - 1)
+      std::this_thread::sleep_for(seconds(4));
+    else
+      EXPECT_THROW(call(comm), CommunicationError);
+    EXPECT_LT(Clock::now() - start, seconds(10));
+    foreign.abort();
+    exec.fence("vpkl_test::aborted");
+    all_of(host, true);
+  }
+
   Kokkos::Cuda exec;
   Communicator host =
 #ifdef VPKL_ENABLE_MPI
@@ -186,6 +221,7 @@ TEST_F(Nccl, refuses_what_it_cannot_use) {
   EXPECT_THROW(Communicator::nccl(id, 0, 0), InvalidArgument);
   EXPECT_THROW(Communicator::nccl(id, 2, 2), InvalidArgument);
   EXPECT_THROW(Communicator::nccl(id, -1, 2), InvalidArgument);
+  EXPECT_THROW(Communicator::nccl(id, 0, 1, milliseconds(0)), InvalidArgument);
 }
 
 TEST_F(Nccl, refuses_a_second_copy_of_nccl) {
@@ -210,6 +246,22 @@ TEST_F(Nccl, a_rank_that_misses_a_later_collective) {
   comm.all_reduce_sum(exec, data.data(), 1 << 20);
   comm.wait(exec);
   survives_a_missing_rank(comm);
+}
+
+// What the call owns on the device cannot be freed yet.
+TEST_F(Nccl, greedy_tokens_over_the_callers_communicator_without_a_rank) {
+  Kokkos::View<float**, Kokkos::LayoutRight, Kokkos::Cuda> logits("vpkl_test::logits", 3, 4);
+  VocabShard const shard = four_columns();
+  reports_a_missing_rank(
+      [&](Communicator const& comm) { greedy_tokens(exec, comm, shard, const_rows(logits)); });
+}
+
+TEST_F(Nccl, a_plan_over_the_callers_communicator_without_a_rank) {
+  VocabShard const shard = four_columns();
+  DivergencePlan<Kokkos::Cuda>::Options options;
+  options.max_rows = 3;
+  reports_a_missing_rank(
+      [&](Communicator const& comm) { DivergencePlan<Kokkos::Cuda>(exec, comm, shard, options); });
 }
 
 // Its communicator goes with the stack; the others are not told, and end all the same.

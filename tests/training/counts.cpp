@@ -83,7 +83,8 @@ TYPED_TEST(StreamedLossCounts, exchanges_and_fetches) {
               EXPECT_EQ(first.rows.communication.all_gathers, rounds * chunks);
               EXPECT_EQ(s.rows.communication.all_reduces, 0);
               if (wants_nccl() && !vpkl::impl::is_host_space<TypeParam>) {
-                EXPECT_LE(s.host_waits, 2);
+                // More than 16 collectives may wait for the device.
+                EXPECT_LE(s.host_waits, 2 + std::max<std::int64_t>(0, rounds * chunks - 16));
               }
               EXPECT_EQ(s.rows.plan.calls, chunks);
               EXPECT_EQ(s.rows.plan.collectives, rounds * chunks);

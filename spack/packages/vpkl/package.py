@@ -68,6 +68,7 @@ class Vpkl(CMakePackage, CudaPackage):
     )
     for _arch in CudaPackage.cuda_arch_values:
         depends_on(f"kokkos+cuda cuda_arch={_arch}", when=f"+cuda cuda_arch={_arch}")
+        depends_on(f"nccl cuda_arch={_arch}", when=f"+nccl cuda_arch={_arch}")
     # Kokkos 5 has no such option: lambdas are always on.
     conflicts("^kokkos~cuda_lambda", when="+cuda", msg="vpkl+cuda needs kokkos+cuda_lambda")
     # Device code goes through nvcc_wrapper; Clang as the CUDA compiler is untested.

@@ -4,8 +4,8 @@
  * \brief vpkl communicators from NCCL's.
  *
  * In VPKL_CUDA their collectives are enqueued on the call's stream, without a detour through the
- * host. The current CUDA device must be Kokkos'. A process that has loaded two copies of NCCL is
- * refused.
+ * host. The current CUDA device must be Kokkos'. A process that has loaded two shared libraries of
+ * NCCL is refused. What one rank gets wrong here is an error of that rank alone.
  */
 #ifndef VPKL_NCCL_H
 #define VPKL_NCCL_H
@@ -24,13 +24,14 @@ extern "C" {
  * on the device may wait for ever.
  * \param[in] nccl_comm of the ranks
  * \param[out] comm to be freed by vpkl_comm_destroy()
- * \return VPKL_SUCCESS, VPKL_INVALID_ARGUMENT, VPKL_OTHER_ERROR for two copies of NCCL
+ * \return VPKL_SUCCESS, VPKL_INVALID_ARGUMENT, VPKL_OTHER_ERROR for two libraries of NCCL
  */
 VPKL_C_API vpkl_status vpkl_comm_from_nccl(ncclComm_t nccl_comm, vpkl_comm** comm);
 
 /**
  * \brief Collective over the `size` ranks that hold the same `id`, each with a GPU of its own. vpkl
- * makes the NCCL communicator, without blocking, and aborts it after a failure.
+ * makes the NCCL communicator, without blocking, and aborts it after a failure. Where one rank
+ * fails on its own, the others wait until the time-out; ranks that share a GPU are left to NCCL.
  * \param[in] id from ncclGetUniqueId on one rank, brought to the others by the caller
  * \param[in] rank, size of this process and of the group
  * \param[in] timeout_ms for the making, and later as of vpkl_comm_set_timeout()

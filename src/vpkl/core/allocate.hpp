@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace vpkl {
 
@@ -48,6 +49,16 @@ ByteView<ExecutionSpace> allocate_bytes(ExecutionSpace const& exec, std::string 
     // Kokkos 3 throws a bad_alloc of its own, later versions a runtime_error.
     throw_out_of_memory(label, bytes, is_host_space<ExecutionSpace>);
   }
+}
+
+/// \brief Gives up an owner of device memory instead of freeing it; host memory it leaves alone.
+///
+/// After a CommunicationError: freeing waits for all that runs on the device, and a collective that
+/// another rank missed does not end before its communicator is aborted, maybe by the caller, who is
+/// yet to be told.
+template <class ExecutionSpace, class Owner>
+void leak(Owner& owner) noexcept {
+  if constexpr (!is_host_space<ExecutionSpace>) (void)new Owner(std::move(owner));
 }
 
 }  // namespace impl

@@ -62,7 +62,11 @@ template <class ExecutionSpace>
 VocabularyGather<ExecutionSpace>::VocabularyGather(ExecutionSpace const& exec, Communicator comm,
                                                    VocabShard shard, ElementType type,
                                                    std::int64_t max_rows)
-    : comm_(std::move(comm)), shard_(std::move(shard)), type_(type), max_rows_(max_rows) {
+    : comm_(std::move(comm)),
+      shard_(std::move(shard)),
+      type_(type),
+      max_rows_(max_rows),
+      log_(comm_, 1) {
   if (shard_.ranks() != comm_.size() || shard_.rank() != comm_.rank())
     throw InvalidArgument(fmt::format(
         "vocabulary gather: the shard is rank {} of {}, the communicator's rank {} of {}",
@@ -128,7 +132,7 @@ int VocabularyGather<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstR
     launched += impl::copy_rows(exec, "vpkl::VocabularyGather::pack", local, 0, body(comm_.rank()),
                                 0, shard_.width(), row_weight);
   void const* const arrived = comm_.all_gather(exec, slot(comm_.rank()), message_.data(), bytes);
-  impl::check_message(exec, comm_, arrived, message_.data(), bytes, error, log);
+  impl::check_message(exec, comm_, arrived, message_.data(), bytes, error, log, log_);
   if (error) return launched;
   for (int r = 0; r < ranks; ++r)
     launched += impl::copy_rows(exec, "vpkl::VocabularyGather::unpack", body(r), 0, whole,

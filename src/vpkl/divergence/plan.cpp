@@ -59,7 +59,8 @@ DivergencePlan<ExecutionSpace>::DivergencePlan(ExecutionSpace const& exec, Commu
       shard_(std::move(shard)),
       options_(options) {
   // Memory is taken before the exchange, so that a rank that has none takes all with it.
-  Agreement("divergence plan")
+  Agreement agreement("divergence plan");
+  agreement
       .check([&] {
         check_type("student", options_.student_type);
         check_type("teacher", options_.teacher_type);
@@ -73,8 +74,15 @@ DivergencePlan<ExecutionSpace>::DivergencePlan(ExecutionSpace const& exec, Commu
       .equal("vocabularies", shard_.vocabulary())
       .equal("student types", options_.student_type)
       .equal("teacher types", options_.teacher_type)
-      .equal("maximum rows", options_.max_rows)
-      .exchange(comm_);
+      .equal("maximum rows", options_.max_rows);
+  try {
+    agreement.exchange(comm_);
+  } catch (CommunicationError const&) {
+    impl::leak<ExecutionSpace>(kernels_);
+    impl::leak<ExecutionSpace>(gather_);
+    impl::leak<ExecutionSpace>(workspace_);
+    throw;
+  }
 }
 
 template <class ExecutionSpace>
@@ -91,6 +99,7 @@ void DivergencePlan<ExecutionSpace>::allocate(ExecutionSpace const& exec) {
              static_cast<std::size_t>(rows * shard_.vocabulary()) * size_of(options_.student_type);
   } else {
     bytes += static_cast<std::size_t>(comm_.size() * (rows + 1)) * sizeof(RowStatistics);
+    log_.emplace(comm_, 1);
   }
   workspace_ = impl::allocate_bytes(exec, "vpkl::DivergencePlan::workspace", bytes);
 }
@@ -240,7 +249,7 @@ void DivergencePlan<ExecutionSpace>::execute_parallel(ExecutionSpace const& exec
     std::size_t const bytes = static_cast<std::size_t>(stride) * sizeof(RowStatistics);
     void const* const arrived = comm_.all_gather(exec, own, gathered, bytes);
     ++counters_.collectives;
-    impl::check_message(exec, comm_, arrived, gathered, bytes, error, log);
+    impl::check_message(exec, comm_, arrived, gathered, bytes, error, log, *log_);
     if (!error)
       counters_.kernels += kernels_.combine(exec, job, gathered + 1, ranks, stride, merged());
   }

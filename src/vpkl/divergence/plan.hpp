@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 
 namespace vpkl {
 
@@ -51,10 +52,11 @@ class DivergencePlan {
 
   /// \brief Collective over `comm` (no communication with Route::dense). Owns the workspace:
   /// 32 · (ranks + 1) bytes a row, plus the gathered student rows with Route::gathered.
-  /// \param[in] exec instance whose memory the workspace is in; execute may get others of its
-  /// device \param[in] comm the tensor-parallel group \param[in] shard `VocabShard::whole` with
-  /// Route::dense \param[in] options equal on every rank; max_rows bounds the calls \throws
-  /// InvalidArgument, AgreementError, OutOfMemory on every rank
+  /// \param[in] exec instance whose memory holds the workspace; execute may get others there
+  /// \param[in] comm the tensor-parallel group
+  /// \param[in] shard `VocabShard::whole` with Route::dense
+  /// \param[in] options equal on every rank; max_rows bounds the calls
+  /// \throws InvalidArgument, AgreementError, OutOfMemory on every rank
   DivergencePlan(ExecutionSpace const& exec, Communicator comm, VocabShard shard, Options options);
 
   /// \brief One call over `student.index.count` rows; all ranks pass the same rows.
@@ -103,6 +105,7 @@ class DivergencePlan {
   impl::DivergenceKernels<ExecutionSpace> kernels_;
   std::unique_ptr<VocabularyGather<ExecutionSpace>> gather_;
   ByteView<ExecutionSpace> workspace_;  ///< merged records, then gathered records or sums
+  std::optional<impl::HeaderLog<ExecutionSpace>> log_;  ///< of one call that waits
   OperatorCounters counters_;
 };
 

@@ -71,9 +71,7 @@ std::chrono::milliseconds Communicator::timeout() const { return state_->timeout
 CommunicationCounters Communicator::counters() const { return state_->counters; }
 
 void Communicator::set_timeout(std::chrono::milliseconds timeout) {
-  if (timeout.count() <= 0)
-    throw InvalidArgument(
-        fmt::format("communication time-out is {} ms, expected more than 0", timeout.count()));
+  State::check_timeout(timeout);
   state_->timeout = timeout;
 }
 
@@ -105,6 +103,7 @@ template <class ExecutionSpace>
 void Communicator::all_reduce(ExecutionSpace const& exec, float* data, std::int64_t count,
                               Reduction reduction) const {
   static_assert(impl::is_host_space<ExecutionSpace>, "vpkl::Communicator: host spaces only");
+  if (count <= 0) return;
   impl::fence(exec, "vpkl::Communicator::all_reduce");
   guarded([&](Transport& t) { t.all_reduce(data, count, reduction, state_->timeout); });
   ++state_->counters.all_reduces;

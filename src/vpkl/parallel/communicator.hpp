@@ -58,13 +58,19 @@ class Communicator {
   /// duplicate of the bootstrap's message layer.
   ///
   /// Collectives in device memory are enqueued on the instance's stream; the host waits only for
-  /// connections at first use, and when the device is dozens of collectives behind.
-  /// \throws InvalidArgument on every rank when ranks share a GPU; Error on every rank when a
-  /// process holds two copies of NCCL; CommunicationError
+  /// connections at first use, and when the device is 16 collectives behind.
+  /// \throws InvalidArgument on every rank when ranks share a GPU, or when one's current CUDA
+  /// device is not Kokkos'; Error on every rank when a process has loaded two shared libraries of
+  /// NCCL; CommunicationError
   static Communicator nccl(Communicator const& bootstrap);
 
   /// \brief Collective over the `size` ranks that hold `id`, as above. Host records go through
   /// device memory, on a stream of the communicator's own.
+  ///
+  /// Before there is a communicator the ranks cannot agree: what one rank gets wrong it alone
+  /// throws, and the others wait for it until `timeout`. Ranks that share a GPU are left to NCCL.
+  /// \throws InvalidArgument, and Error for two shared libraries of NCCL, on that rank alone;
+  /// CommunicationError
   static Communicator nccl(ncclUniqueId const& id, int rank, int size,
                            std::chrono::milliseconds timeout = std::chrono::minutes(10));
 
@@ -72,10 +78,11 @@ class Communicator {
   /// caller's: keep it alive as long as this one and what was made from it, and ncclCommAbort it
   /// after a CommunicationError, or work on the device may wait for ever. Calls of a blocking one
   /// may outlive the time-out. Host records go through device memory.
-  /// \throws InvalidArgument, and Error as above
+  /// \throws InvalidArgument, and Error for two shared libraries of NCCL, on that rank alone
   static Communicator nccl(ncclComm_t comm);
 
   /// \brief Collective. Whether every rank has a GPU of its own, as NCCL demands.
+  /// \throws Error on every rank when one cannot ask its GPU
   static bool has_gpu_for_each_rank(Communicator const& comm);
 #endif
 
@@ -85,6 +92,10 @@ class Communicator {
   char const* transport_name() const;
   /// \brief Whether no collective has failed so far.
   bool alive() const;
+#ifdef VPKL_ENABLE_CUDA
+  /// \brief Whether collectives of device memory stay on the device, as NCCL's do.
+  bool stays_on_device() const;
+#endif
 
   /// \brief Longest time a collective may take, default 10 minutes.
   void set_timeout(std::chrono::milliseconds timeout);

@@ -25,6 +25,12 @@ struct Communicator::State {
 #endif
   }
 
+  static void check_timeout(std::chrono::milliseconds timeout) {
+    if (timeout.count() <= 0)
+      throw InvalidArgument(
+          fmt::format("communication time-out is {} ms, expected more than 0", timeout.count()));
+  }
+
   void fail() noexcept {
     alive = false;
     transport->abort();

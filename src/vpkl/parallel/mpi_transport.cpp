@@ -117,7 +117,6 @@ class MpiTransport final : public Transport {
 
   void all_reduce(float* data, std::int64_t count, Reduction reduction,
                   std::chrono::milliseconds timeout) override {
-    if (count <= 0) return;
     std::size_t const bytes = static_cast<std::size_t>(count) * sizeof(float);
     bool const staged = bytes <= staging_limit;
     float* const target = staged ? reinterpret_cast<float*>(staging(bytes)) : data;

@@ -31,8 +31,8 @@ class Transport {
   virtual void all_gather(void const* local, void* gathered, std::size_t bytes,
                           std::chrono::milliseconds timeout) = 0;
 
-  /// \brief Combines `count` floats over the ranks, in place; the maximum of NaN and a number is
-  /// either. The default gathers, and combines in rank order.
+  /// \brief Combines `count` > 0 floats over the ranks, in place; the maximum of NaN and a number
+  /// is either. The default gathers, and combines in rank order.
   virtual void all_reduce(float* data, std::int64_t count, Reduction reduction,
                           std::chrono::milliseconds timeout);
 

@@ -96,13 +96,11 @@ void check_logits(Communicator const& comm, VocabShard const& shard, ConstRows c
         shard.rank(), shard.ranks(), comm.rank(), comm.size()));
 }
 
-}  // namespace
-
+/// \param[out] records owner of what the ranks exchange, however this ends
 template <class ExecutionSpace>
-std::vector<std::int64_t> greedy_tokens(ExecutionSpace const& exec, Communicator const& comm,
-                                        VocabShard const& shard, ConstRows const& logits) {
-  trace::Range const range(trace::Phase::rollout, trace::Category::phase, logits.index.count);
-  ByteView<ExecutionSpace> records;
+std::vector<std::int64_t> select_tokens(ExecutionSpace const& exec, Communicator const& comm,
+                                        VocabShard const& shard, ConstRows const& logits,
+                                        ByteView<ExecutionSpace>& records) {
   std::int64_t const rows = logits.index.count;
   std::size_t bytes = 0;
   Agreement("greedy selection")
@@ -144,6 +142,21 @@ std::vector<std::int64_t> greedy_tokens(ExecutionSpace const& exec, Communicator
     tokens.push_back(best.id);
   }
   return tokens;
+}
+
+}  // namespace
+
+template <class ExecutionSpace>
+std::vector<std::int64_t> greedy_tokens(ExecutionSpace const& exec, Communicator const& comm,
+                                        VocabShard const& shard, ConstRows const& logits) {
+  trace::Range const range(trace::Phase::rollout, trace::Category::phase, logits.index.count);
+  ByteView<ExecutionSpace> records;
+  try {
+    return select_tokens(exec, comm, shard, logits, records);
+  } catch (CommunicationError const&) {
+    impl::leak<ExecutionSpace>(records);
+    throw;
+  }
 }
 
 #define VPKL_INSTANTIATE(Exec)                                                       \

@@ -163,6 +163,7 @@ LossResult StreamedLoss<ExecutionSpace>::compute(
     batch.length = mask.length;
     // Without elements there is no telling whether a null pointer asks for a gradient.
     bool const empty = student.index.count == 0 || student.width == 0;
+    std::optional<impl::HeaderLog<ExecutionSpace>> log;
     Agreement agreement("streamed loss");
     agreement.equal("batch sizes", mask.batch).equal("sequence lengths", mask.length);
     agreement.check([&] {
@@ -176,6 +177,7 @@ LossResult StreamedLoss<ExecutionSpace>::compute(
             "normalization: the weight of a row is {}, expected a normal single-precision number",
             normalization.row_weight(batch.plan->tokens())));
       prepare(exec, batch);
+      log.emplace(comm_, static_cast<std::int64_t>(batch.plan->chunks().size()));
       agreement.equal_hash("masks", hash_mask(mask));
     });
     agreement.equal("plans", options_.plan)
@@ -197,12 +199,11 @@ LossResult StreamedLoss<ExecutionSpace>::compute(
 
     ChunkPlan const& plan = *batch.plan;
     ensure_plan(exec, batch);
-    impl::HeaderLog<ExecutionSpace> log(comm_, static_cast<std::int64_t>(plan.chunks().size()));
-    run_chunks(exec, batch, cache, log);
+    run_chunks(exec, batch, cache, *log);
     std::vector<float> const values =
         copies_->values(exec, const_cast<float const*>(batch.values), plan.rows().size(),
                         [&] { comm_.wait(exec); });
-    log.check();
+    log->check();
     row_values_.assign(static_cast<std::size_t>(mask.batch * mask.length), 0.0f);
     for (std::size_t i = 0; i < values.size(); ++i)
       row_values_[plan.rows()[i]] = values[i];

@@ -151,6 +151,10 @@ void PinnedBlock::used_by(cudaStream_t stream) {
   uses_.back().record(stream);
 }
 
+void PinnedBlock::used_further_by(cudaStream_t stream) {
+  if (data_) uses_.back().record(stream);
+}
+
 bool PinnedBlock::idle() const {
   return std::all_of(uses_.begin(), uses_.end(), [](Event const& use) { return use.done(); });
 }

@@ -40,6 +40,8 @@ class PinnedBlock {
   void order(cudaStream_t stream) const;
   /// \brief The work enqueued on `stream` so far uses this block.
   void used_by(cudaStream_t stream);
+  /// \brief As the used_by() before it, which must have named the same `stream`; one mark for both.
+  void used_further_by(cudaStream_t stream);
   /// \brief The block is never handed out again: somebody else may write it at any time.
   void abandon() noexcept { data_ = nullptr; }
 

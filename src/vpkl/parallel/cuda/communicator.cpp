@@ -12,7 +12,7 @@ namespace {
 using impl::DeviceTransport;
 using impl::cuda::PinnedBlock;
 
-DeviceTransport* on_device(Transport& transport) {
+DeviceTransport* device_transport(Transport& transport) {
   return dynamic_cast<DeviceTransport*>(&transport);
 }
 
@@ -29,6 +29,11 @@ void wait_for(cudaStream_t stream, std::chrono::milliseconds timeout, DeviceTran
         return false;
       },
       timeout);
+  if (!ended && device)
+    throw CommunicationError(fmt::format(
+        "work enqueued on the device did not end within {} ms on rank {}: another rank failed or "
+        "never made the call",
+        timeout.count(), device->rank()));
   if (!ended)
     throw CommunicationError(
         fmt::format("work enqueued on the device did not end within {} ms", timeout.count()));
@@ -57,6 +62,8 @@ void staged(PinnedBlock& staging, void* data, std::size_t bytes, cudaStream_t st
 
 }  // namespace
 
+bool Communicator::stays_on_device() const { return device_transport(*state_->transport); }
+
 template <>
 void const* Communicator::all_gather(Kokkos::Cuda const& exec, void const* local, void* gathered,
                                      std::size_t bytes) const {
@@ -64,7 +71,7 @@ void const* Communicator::all_gather(Kokkos::Cuda const& exec, void const* local
   std::size_t const all = bytes * static_cast<std::size_t>(size());
   void const* visible = nullptr;
   guarded([&](Transport& transport) {
-    if (DeviceTransport* const device = on_device(transport)) {
+    if (DeviceTransport* const device = device_transport(transport)) {
       device->enqueue_all_gather(stream, local, gathered, bytes, state_->timeout);
       ++state_->counters.device_collectives;
       return;
@@ -93,12 +100,13 @@ void const* Communicator::all_gather(Kokkos::Cuda const& exec, void const* local
 template <>
 void Communicator::all_reduce(Kokkos::Cuda const& exec, float* data, std::int64_t count,
                               Reduction reduction) const {
+  if (count <= 0) return;
   cudaStream_t const stream = exec.cuda_stream();
   guarded([&](Transport& transport) {
-    if (DeviceTransport* const device = on_device(transport)) {
+    if (DeviceTransport* const device = device_transport(transport)) {
       device->enqueue_all_reduce(stream, data, count, reduction, state_->timeout);
       ++state_->counters.device_collectives;
-    } else if (size() > 1 && count > 0) {
+    } else if (size() > 1) {
       staged(state_->staging, data, static_cast<std::size_t>(count) * sizeof(float), stream,
              state_->timeout, [&](unsigned char* host) {
                transport.all_reduce(reinterpret_cast<float*>(host), count, reduction,
@@ -115,7 +123,7 @@ void Communicator::broadcast(Kokkos::Cuda const& exec, void* data, std::size_t b
   check_root(root);
   cudaStream_t const stream = exec.cuda_stream();
   guarded([&](Transport& transport) {
-    if (DeviceTransport* const device = on_device(transport)) {
+    if (DeviceTransport* const device = device_transport(transport)) {
       device->enqueue_broadcast(stream, data, bytes, root, state_->timeout);
       ++state_->counters.device_collectives;
     } else if (size() > 1 && bytes > 0) {
@@ -130,7 +138,7 @@ template <>
 void Communicator::wait(Kokkos::Cuda const& exec) const {
   try {
     wait_for(exec.cuda_stream(), state_->timeout,
-             state_->alive ? on_device(*state_->transport) : nullptr);
+             state_->alive ? device_transport(*state_->transport) : nullptr);
   } catch (CommunicationError const&) {
     if (state_->alive) state_->fail();
     throw;

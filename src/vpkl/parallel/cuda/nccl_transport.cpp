@@ -2,6 +2,7 @@
 #include <vpkl/core/allocate.hpp>
 #include <vpkl/core/cuda/check.hpp>
 #include <vpkl/core/cuda/pinned_pool.hpp>
+#include <vpkl/parallel/agreement.hpp>
 #include <vpkl/parallel/communicator_state.hpp>
 #include <vpkl/parallel/cuda/device_transport.hpp>
 #include <vpkl/parallel/poll.hpp>
@@ -34,7 +35,7 @@ using impl::cuda::PinnedBlock;
 using std::chrono::milliseconds;
 
 /// Each copy of NCCL has connections and an order of work of its own; a communicator handed to the
-/// other copy is no communicator there.
+/// other copy is no communicator there. Copies linked statically have no name to be found by.
 void refuse_two_copies() {
   std::vector<std::string> paths;
   dl_iterate_phdr(
@@ -71,6 +72,11 @@ GpuId gpu_id() {
   std::memcpy(id.data(), &properties.uuid, sizeof id);
   return id;
 }
+
+/// What a failure or a destructor waits, at most, for a communicator's end. That takes milliseconds
+/// on an idle device, but frees memory there, which waits for whatever runs: maybe for long work,
+/// maybe for a collective of another communicator that nobody ends.
+constexpr milliseconds patience = std::chrono::seconds(5);
 
 class NcclTransport final : public DeviceTransport {
  public:
@@ -109,9 +115,9 @@ class NcclTransport final : public DeviceTransport {
 
   ~NcclTransport() override {
     // Once Kokkos is gone the process may be exiting, and the driver with it.
-    bool const finalized = Kokkos::is_finalized();
-    if (owned_ && comm_ && !finalized) close();
-    if (aborted_ || finalized) {
+    bool const gone = Kokkos::is_finalized();
+    bool const ended = !gone && !aborted_ && (!owned_ || end(How::finished));
+    if (!ended) {
       leak_staging();
       return;
     }
@@ -134,7 +140,6 @@ class NcclTransport final : public DeviceTransport {
 
   void enqueue_all_reduce(cudaStream_t stream, float* data, std::int64_t count, Reduction reduction,
                           milliseconds timeout) override {
-    if (count <= 0) return;
     ncclRedOp_t const op = reduction == Reduction::sum ? ncclSum : ncclMax;
     enqueue(stream, "ncclAllReduce", timeout, [&] {
       return ncclAllReduce(data, data, static_cast<std::size_t>(count), ncclFloat32, op, comm_,
@@ -195,7 +200,7 @@ class NcclTransport final : public DeviceTransport {
   void abort() noexcept override {
     aborted_ = true;
     if (host_) host_->abort();
-    if (owned_) end(ncclCommAbort);
+    if (owned_) end(How::aborted);
   }
 
   /// \brief Collective over `records`: the ranks of equal `color`, ordered by `key`, with an NCCL
@@ -238,8 +243,9 @@ class NcclTransport final : public DeviceTransport {
 
   template <class Call>
   void enqueue(cudaStream_t stream, char const* name, milliseconds timeout, Call&& call) {
-    // A driver's queue has room for about a thousand kernels; behind a collective that never ends a
-    // launch into a full one would not return either.
+    // A driver's queue has room for about a thousand kernels, copies and marks; behind a collective
+    // that never ends a launch into a full one would not return either. It is shared with the work
+    // between collectives: some sixty entries for each of these keep within it.
     Event& oldest = in_flight_[next_++ % in_flight_.size()];
     if (!oldest.done()) {
       ++impl::host_waits;
@@ -250,8 +256,10 @@ class NcclTransport final : public DeviceTransport {
           },
           timeout);
       if (!ended)
-        throw CommunicationError(
-            fmt::format("a collective before {} did not end within {} ms", name, timeout.count()));
+        throw CommunicationError(fmt::format(
+            "a collective before {} did not end within {} ms on rank {}: another rank failed or "
+            "never made the call",
+            name, timeout.count(), rank_));
     }
     settle(call(), name, timeout);
     oldest.record(stream);
@@ -264,6 +272,7 @@ class NcclTransport final : public DeviceTransport {
               std::size_t out_bytes, milliseconds timeout, F&& collective) {
     if (out_bytes == 0) return;
     if (!exec_) {
+      check_current_device();
       VPKL_CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
       exec_ = std::make_unique<Kokkos::Cuda>(stream_);
     }
@@ -295,35 +304,40 @@ class NcclTransport final : public DeviceTransport {
     std::memcpy(out, pinned_.data(), out_bytes);
   }
 
-  /// \brief Ends the communicator by `how`. In a thread of its own: both calls free device memory,
-  /// which waits for the whole device, maybe for work of others that never ends.
-  void end(ncclResult_t (*how)(ncclComm_t)) noexcept {
+  enum class How { finished, aborted };
+
+  /// \brief Ends the communicator; `finished` lets what is enqueued end first, until the time-out.
+  /// In a thread of its own, which goes on when patience has run out.
+  /// \return whether it has ended
+  bool end(How how) noexcept {
     ncclComm_t const comm = std::exchange(comm_, nullptr);
-    if (!comm) return;
+    if (!comm) return true;
     try {
       auto const done = std::make_shared<std::promise<void>>();
       std::future<void> const ended = done->get_future();
-      std::thread([=, device = kokkos_device()] {
+      std::thread([=, device = kokkos_device(), timeout = timeout_] {
         (void)cudaSetDevice(device);
-        (void)how(comm);
+        bool const finished = how == How::finished && finish(comm, timeout);
+        (void)(finished ? ncclCommDestroy(comm) : ncclCommAbort(comm));
         done->set_value();
       }).detach();
-      ended.wait_for(std::min<milliseconds>(timeout_, std::chrono::seconds(5)));
+      return ended.wait_for(patience) == std::future_status::ready;
     } catch (...) {
       // Without a thread there is no safe way to end it.
+      return false;
     }
   }
 
-  void close() noexcept {
-    ncclResult_t state = ncclCommFinalize(comm_);
+  static bool finish(ncclComm_t comm, milliseconds timeout) {
+    ncclResult_t state = ncclCommFinalize(comm);
     bool const ended = impl::poll(
         [&] {
-          if (state == ncclInProgress && ncclCommGetAsyncError(comm_, &state) != ncclSuccess)
+          if (state == ncclInProgress && ncclCommGetAsyncError(comm, &state) != ncclSuccess)
             state = ncclInternalError;
           return state != ncclInProgress;
         },
-        timeout_);
-    end(ended && state == ncclSuccess ? ncclCommDestroy : ncclCommAbort);
+        timeout);
+    return ended && state == ncclSuccess;
   }
 
   /// A collective that was given up may still use it.
@@ -340,7 +354,7 @@ class NcclTransport final : public DeviceTransport {
   bool owned_ = false;
   bool aborted_ = false;
   milliseconds timeout_ = std::chrono::minutes(10);  ///< the last one asked for
-  std::array<Event, 64> in_flight_;                  ///< behind the latest collectives
+  std::array<Event, 16> in_flight_;                  ///< behind the latest collectives
   std::size_t next_ = 0;
 
   // Host messages without a `host_`.
@@ -420,6 +434,7 @@ Communicator Communicator::nccl(ncclUniqueId const& id, int rank, int size, mill
   if (size < 1 || rank < 0 || rank >= size)
     throw InvalidArgument(
         fmt::format("NCCL communicator: rank is {} of {}, expected 0 <= rank < size", rank, size));
+  State::check_timeout(timeout);
   refuse_two_copies();
   check_current_device();
   Communicator comm =
@@ -431,13 +446,19 @@ Communicator Communicator::nccl(ncclUniqueId const& id, int rank, int size, mill
 Communicator Communicator::nccl(ncclComm_t borrowed) {
   if (!borrowed) throw InvalidArgument("NCCL communicator: it is null");
   refuse_two_copies();
+  check_current_device();
   return from_transport(std::make_unique<NcclTransport>(borrowed));
 }
 
 bool Communicator::has_gpu_for_each_rank(Communicator const& comm) {
-  GpuId const own = gpu_id();
-  std::vector<GpuId> all(static_cast<std::size_t>(comm.size()));
-  comm.exchange_record(&own, all.data(), sizeof own);
+  std::int64_t own[2] = {};
+  static_assert(sizeof own == sizeof(GpuId), "an id is told as two numbers");
+  Agreement agreement("GPUs");
+  agreement.check([&] {
+    GpuId const id = gpu_id();
+    std::memcpy(own, id.data(), sizeof own);
+  });
+  auto all = agreement.tell("GPU", own[0]).tell("GPU", own[1]).exchange(comm);
   std::sort(all.begin(), all.end());
   return std::adjacent_find(all.begin(), all.end()) == all.end();
 }
