@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// operator host|device ROWS WIDTH IN OUT: the divergences of bf16 logits with the C++ interface.
-// IN is student and teacher, OUT is for each divergence the gradient and the values.
+// operator host|device ROWS WIDTH IN OUT: the mean divergences of bf16 logits with the C++
+// interface. IN is student and teacher, OUT is for each divergence the gradient and the values.
 #include <vpkl/divergence/plan.hpp>
 
 #include <Kokkos_Core.hpp>
@@ -21,7 +21,8 @@ void run(std::int64_t rows, std::int64_t width, std::ifstream& in, std::ofstream
   Exec const exec;
   Matrix student("student", rows, width), teacher("teacher", rows, width),
       gradient("gradient", rows, width);
-  Kokkos::View<float*, typename Exec::memory_space> value("value", rows);
+  Kokkos::View<float*, typename Exec::memory_space> value("value", rows), weight("weight", rows);
+  Kokkos::deep_copy(weight, 1.0f / static_cast<float>(rows));
   auto const host = Kokkos::create_mirror_view(gradient);
   auto const host_value = Kokkos::create_mirror_view(value);
   auto const bytes = static_cast<std::streamsize>(host.size() * sizeof(bfloat16));
@@ -36,7 +37,7 @@ void run(std::int64_t rows, std::int64_t width, std::ifstream& in, std::ofstream
     options.max_rows = rows;
     DivergencePlan<Exec> plan(exec, Communicator::self(), VocabShard::whole(width, width, width),
                               options);
-    plan.execute(exec, const_rows(student), const_rows(teacher), nullptr, value.data(),
+    plan.execute(exec, const_rows(student), const_rows(teacher), weight.data(), value.data(),
                  vpkl::rows(gradient));
     exec.fence();
     Kokkos::deep_copy(host, gradient);

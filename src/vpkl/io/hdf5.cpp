@@ -333,12 +333,18 @@ Hdf5Id Hdf5Dataset::select(Extents const& start, Extents const& count) const {
   return space;
 }
 
+/// Memory in the shape of the block: for any other shape HDF5 maps chunks element by element.
+Hdf5Id Hdf5Dataset::block_of(Extents const& count) const {
+  std::vector<hsize_t> const size(count.begin(), count.end());
+  return own<H5Sclose>(H5Screate_simple(static_cast<int>(size.size()), size.data(), nullptr),
+                       where_, "cannot describe a block of memory");
+}
+
 void Hdf5Dataset::read(Extents const& start, Extents const& count, void* out) const {
   Quiet const quiet;
   Hdf5Id const file_space = select(start, count);
   if (product(count) == 0) return;
-  hsize_t const elements = product(count);
-  auto const memory = own<H5Sclose>(H5Screate_simple(1, &elements, nullptr), where_, "cannot read");
+  Hdf5Id const memory = block_of(count);
   Hdf5Id const type = make_type(type_, where_);
   check(H5Dread(id_.get(), type.get(), memory.get(), file_space.get(), H5P_DEFAULT, out), where_,
         "cannot read");
@@ -348,9 +354,7 @@ void Hdf5Dataset::write(Extents const& start, Extents const& count, void const* 
   Quiet const quiet;
   Hdf5Id const file_space = select(start, count);
   if (product(count) == 0) return;
-  hsize_t const elements = product(count);
-  auto const memory =
-      own<H5Sclose>(H5Screate_simple(1, &elements, nullptr), where_, "cannot write");
+  Hdf5Id const memory = block_of(count);
   Hdf5Id const type = make_type(type_, where_);
   check(H5Dwrite(id_.get(), type.get(), memory.get(), file_space.get(), H5P_DEFAULT, in), where_,
         "cannot write");

@@ -107,6 +107,7 @@ class Hdf5Dataset {
  private:
   friend class Hdf5File;
   Hdf5Id select(Extents const& start, Extents const& count) const;
+  Hdf5Id block_of(Extents const& count) const;
   std::uint64_t address_of(std::uint64_t element, std::uint64_t& run) const;
 
   std::string path_;

@@ -3,8 +3,9 @@
 /// \brief The arithmetic of one segment of columns on a warp.
 ///
 /// Every CUDA kernel calls these functions, and nothing else touches a logit: a row's bits cannot
-/// depend on how rows and segments were spread over warps. All sums and products are spelt as
-/// single-rounding intrinsics, so that no compiler contracts them differently in two kernels.
+/// depend on how rows and segments were spread over warps. Sums and products are spelt as
+/// single-rounding intrinsics, and the files are compiled without contraction, so that no two
+/// kernels round differently.
 #pragma once
 
 #include <vpkl/divergence/cuda/columns.hpp>
@@ -114,7 +115,7 @@ __device__ __forceinline__ float in_units(float max) {
 }
 
 /// \brief Distance of a logit from the largest one, in units: finite for any two finite logits,
-/// with the bits of the plain difference (but for the unit's power of two).
+/// with the bits of the plain difference (but for the unit's power of two, and subnormal products).
 __device__ __forceinline__ float distance(float logit, float max_in_units) {
   return __fmaf_rn(logit, inverse_logit_unit, -max_in_units);
 }
