@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
       RowStatistics const merged =
           merge_segments(records + ring.at * segments, segments, weighting, in.options);
       GradientConstants const constants = gradient_constants<divergence>(
-          merged, in.job.options, in.options, 0, __shfl_sync(all_lanes, batch.weight, q % lanes));
+          merged, in.job.options, 0, __shfl_sync(all_lanes, batch.weight, q % lanes));
       // The first round finds the slots empty.
       shared.constants_empty[ring.at].wait(ring.parity ^ 1);
       if (lane == 0) {

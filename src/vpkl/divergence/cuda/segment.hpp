@@ -334,7 +334,6 @@ __device__ __forceinline__ RowState row_state(RowStatistics const& s) {
 template <Divergence divergence>
 __device__ __forceinline__ GradientConstants gradient_constants(RowStatistics const& s,
                                                                 KernelOptions const& options,
-                                                                SegmentOptions const& segment,
                                                                 double mean_jsd, float weight) {
   GradientConstants c;
   c.state = row_state(s);

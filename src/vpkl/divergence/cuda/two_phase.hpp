@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(block_threads)
   bool regular = weight_of(job, row) != 0;
   GradientConstants constants;
   if (regular) {
-    constants = gradient_constants<Divergence::jsd>(merged[row], job.options, options, 0, 1);
+    constants = gradient_constants<Divergence::jsd>(merged[row], job.options, 0, 1);
     regular = constants.state == RowState::regular;
   }
   if (whole && !regular) {
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(block_threads)
           total.student = __dadd_rn(total.student, sums[r * stride + row].student);
           total.teacher = __dadd_rn(total.teacher, sums[r * stride + row].teacher);
         }
-      shared_constants = gradient_constants<divergence>(merged[row], job.options, options,
-                                                        total.student, weight_of(job, row));
+      shared_constants = gradient_constants<divergence>(merged[row], job.options, total.student,
+                                                        weight_of(job, row));
       if (blockIdx.x == 0) result = row_value(job, merged[row], total);
     }
     if (blockIdx.x == 0) value[row] = result;
