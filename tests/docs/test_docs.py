@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the documentation quotes: code of the README, error messages, links between pages."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -23,6 +24,11 @@ def squeeze(text):
     return re.sub(r"\s+", "", text)
 
 
+needs_binding = unittest.skipUnless(
+    "VPKL_LIBRARY" in os.environ and importlib.util.find_spec("torch"), "no C interface or no torch"
+)
+
+
 class Readme(unittest.TestCase):
     def test_cpp_is_in_the_example(self):
         """Every statement, in order, whatever the line breaks."""
@@ -33,13 +39,10 @@ class Readme(unittest.TestCase):
             self.assertGreaterEqual(at, 0, f"'{statement};' is not in the example, or earlier")
             example = example[at:]
 
+    @needs_binding
     def test_pytorch_computes_the_same(self):
-        try:
-            import torch
-        except ImportError:
-            self.skipTest("no torch")
-        if "VPKL_LIBRARY" not in os.environ:
-            self.skipTest("no C interface")
+        import torch
+
         sys.path.insert(0, str(ROOT / "apps/pytorch"))
         from vpkl_torch import streamed_distillation_loss
 
@@ -65,13 +68,8 @@ class Readme(unittest.TestCase):
 
 
 class Example(unittest.TestCase):
+    @needs_binding
     def test_pytorch_loss_falls(self):
-        try:
-            import torch  # noqa: F401
-        except ImportError:
-            self.skipTest("no torch")
-        if "VPKL_LIBRARY" not in os.environ:
-            self.skipTest("no C interface")
         example = str(ROOT / "docs/examples/train.py")
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "apps/pytorch")}
         two_ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -220,19 +220,35 @@ class NcclTransport final : public DeviceTransport {
     check();
   }
 
-  /// \brief Waits until what a call began has been handed to the device.
-  void settle(ncclResult_t code, char const* call, milliseconds timeout) {
-    timeout_ = timeout;
-    bool const ended = impl::poll(
+  /// \brief Waits for the outcome of a call that answered `code`; it replaces ncclInProgress.
+  /// \return false when `timeout` passes first
+  static bool settled(ncclComm_t comm, ncclResult_t& code, milliseconds timeout) {
+    return impl::poll(
         [&] {
           if (code == ncclInProgress) {
-            ncclResult_t const asked = ncclCommGetAsyncError(comm_, &code);
+            ncclResult_t const asked = ncclCommGetAsyncError(comm, &code);
             if (asked != ncclSuccess) code = asked;
           }
           return code != ncclInProgress;
         },
         timeout);
-    if (!ended)
+  }
+
+  /// \brief Waits for the device to reach `event`, unless NCCL fails before.
+  /// \return false when `timeout` passes first
+  bool reached(Event const& event, milliseconds timeout) {
+    return impl::poll(
+        [&] {
+          check();
+          return event.done();
+        },
+        timeout);
+  }
+
+  /// \brief Waits until what a call began has been handed to the device.
+  void settle(ncclResult_t code, char const* call, milliseconds timeout) {
+    timeout_ = timeout;
+    if (!settled(comm_, code, timeout))
       throw CommunicationError(fmt::format(
           "{} over {} ranks did not end within {} ms on rank {}: another rank failed or "
           "never made the call",
@@ -249,13 +265,7 @@ class NcclTransport final : public DeviceTransport {
     Event& oldest = in_flight_[next_++ % in_flight_.size()];
     if (!oldest.done()) {
       ++impl::host_waits;
-      bool const ended = impl::poll(
-          [&] {
-            check();
-            return oldest.done();
-          },
-          timeout);
-      if (!ended)
+      if (!reached(oldest, timeout))
         throw CommunicationError(fmt::format(
             "a collective before {} did not end within {} ms on rank {}: another rank failed or "
             "never made the call",
@@ -290,13 +300,7 @@ class NcclTransport final : public DeviceTransport {
     Event arrived;
     arrived.record(stream_);
     pinned_.used_by(stream_);
-    bool const ended = impl::poll(
-        [&] {
-          check();
-          return arrived.done();
-        },
-        timeout);
-    if (!ended)
+    if (!reached(arrived, timeout))
       throw CommunicationError(fmt::format(
           "a host message of {} bytes over {} ranks did not end within {} ms on rank {}: "
           "another rank failed or never made the call",
@@ -330,20 +334,13 @@ class NcclTransport final : public DeviceTransport {
 
   static bool finish(ncclComm_t comm, milliseconds timeout) {
     ncclResult_t state = ncclCommFinalize(comm);
-    bool const ended = impl::poll(
-        [&] {
-          if (state == ncclInProgress && ncclCommGetAsyncError(comm, &state) != ncclSuccess)
-            state = ncclInternalError;
-          return state != ncclInProgress;
-        },
-        timeout);
-    return ended && state == ncclSuccess;
+    return settled(comm, state, timeout) && state == ncclSuccess;
   }
 
   /// A collective that was given up may still use it.
   void leak_staging() noexcept {
     (void)exec_.release();
-    if (device_.size() > 0) (void)new ByteView<Kokkos::Cuda>(std::move(device_));
+    if (device_.size() > 0) impl::leak<Kokkos::Cuda>(device_);
     pinned_.abandon();
   }
 
