@@ -408,7 +408,9 @@ class _Work(NamedTuple):
     fetcher: Callable[[int, int], torch.Tensor]
     cache: Optional[TeacherLogitCache]  # set where it serves the rows itself
     mask: torch.Tensor  # [B, T] float32 on the host
-    divisor: float  # of the gradient; the loss is always the mean
+    counted: torch.Tensor  # places in [B * T], on the host
+    total: float  # of the mask, at least 1; the loss is the mean
+    divisor: float  # of the gradient
     loss_type: str
     temperature: float
     chunk_size: int
@@ -417,7 +419,8 @@ class _Work(NamedTuple):
 
 
 def _by_rows(student, gradient, work):
-    """The library's streamed loss over its own cache, whose rows are one position longer."""
+    """The library's streamed loss over its own cache, whose rows are one position longer; the
+    gradient is that of the counted rows alone."""
     batch, length, width = student.shape
     device, space = student.device, _space(student.device)
     vocab = _vocab(work.group, work.shard, width)
@@ -427,18 +430,20 @@ def _by_rows(student, gradient, work):
          work.chunk_size),
         lambda: _Handle("loss", space, _comm(work.group).pointer, vocab.pointer,
                         ctypes.byref(options), _VOCAB_PARALLEL, _PLAN_ROWS, work.chunk_size))
-    mask = F.pad(work.mask != 0, (1, 0)).to(torch.uint8).contiguous()
+    mask = F.pad(work.mask.to(torch.uint8), (1, 0))
     result = _LossResult()
     # The last position never counts: the student's rows there, maybe beyond its memory, are not
-    # touched; the gradient has them.
+    # touched.
     student_rows = _rows(student, 0, length, length + 1)
-    gradient_rows = None if gradient is None else ctypes.byref(_rows(gradient, 0, length + 1))
+    gradient_rows = None
+    if gradient is not None:
+        gradient_rows = ctypes.byref(_rows(gradient.unsqueeze(0), 0, len(gradient)))
     _call("loss_compute", loss.pointer, _stream(device), ctypes.byref(student_rows),
           work.cache._handle.pointer, mask.data_ptr(), batch, length + 1, 0,
           ctypes.byref(_Normalization(1, work.divisor, 1, 1.0)), gradient_rows, None,
           ctypes.byref(result))
-    mean = result.loss * work.divisor / max(float(work.mask.sum()), 1.0)
-    return torch.tensor(mean, dtype=torch.float32, device=device)
+    return torch.full((), result.loss * work.divisor / work.total, dtype=torch.float32,
+                      device=device)
 
 
 def _fetched(fetcher, start, end, student):
@@ -491,27 +496,34 @@ def _by_chunks(student, gradient, work):
               ctypes.byref(_rows(student, start, end)), ctypes.byref(_rows(teacher, 0, end - start)),
               weight.data_ptr(), value.data_ptr(), gradient_rows)
         total += (value * weight).sum()
-    return total * (work.divisor / max(float(work.mask.sum()), 1.0))
+    return total * (work.divisor / work.total)
 
 
 class _Distillation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, student, work, in_place, wanted):
-        ctx.scale = work.divisor / max(float(work.mask.sum()), 1.0)
+        ctx.scale = work.divisor / work.total
         if in_place:
             loss = _by_chunks(student, student, work)
             ctx.mark_dirty(student)
-            ctx.rows, ctx.gradient = None, student.detach()
+            ctx.places, ctx.gradient = None, student.detach()
             return loss, student
-        batch, length, width = student.shape
-        # The library's own cache has one position more, and so has the gradient by its rows.
-        rows = length if work.cache is None else length + 1
-        gradient = student.new_empty(batch, rows, width) if wanted else None
-        loss = (_by_chunks if work.cache is None else _by_rows)(student, gradient, work)
-        if wanted:
-            ctx.shape = student.shape
-            ctx.rows, ctx.gradient = _compact(gradient, work.mask)
+        ctx.shape = batch, length, width = student.shape
+        # Before backward only the rows that count are kept, where that saves memory and time.
+        few = 2 * len(work.counted) <= batch * length
+        places = None
+        if wanted and (few or work.cache is not None):
+            places = work.counted.to(student.device, non_blocking=True)
+        if work.cache is not None:
+            gradient = student.new_empty(len(work.counted), width) if wanted else None
+            loss = _by_rows(student, gradient, work)
+        else:
+            gradient = student.new_empty(batch, length, width) if wanted else None
+            loss = _by_chunks(student, gradient, work)
+            if places is not None:
+                gradient = gradient.flatten(0, 1)[places]
+        ctx.places, ctx.gradient = places, gradient
         return loss
 
     @staticmethod
@@ -519,21 +531,11 @@ class _Distillation(torch.autograd.Function):
     def backward(ctx, upstream, *_):
         # A factor of no dimensions stays in fp32, whatever the gradient's type.
         gradient = ctx.gradient * (upstream.float() * ctx.scale)
-        if ctx.rows is not None:
+        if ctx.places is not None:
             counted = gradient
             gradient = counted.new_zeros(ctx.shape)
-            gradient.view(-1, ctx.shape[2]).index_copy_(0, ctx.rows, counted)
+            gradient.flatten(0, 1).index_copy_(0, ctx.places, counted)
         return gradient, None, None, None
-
-
-def _compact(gradient, mask):
-    """The rows that count and their places in `[B * T]`, where that saves memory and time."""
-    batch, length = mask.shape
-    places = mask.flatten().nonzero().squeeze(1)
-    if 2 * len(places) > batch * length:
-        return None, gradient[:, :length]
-    sources = places + (gradient.shape[1] - length) * (places // length)
-    return places.to(gradient.device), gradient.flatten(0, 1)[sources.to(gradient.device)]
 
 
 def _gathered(group, mine):
@@ -592,16 +594,17 @@ def _distil(student, fetcher, mask, loss_type, temperature, chunk_size, group, s
     # A fetcher that only hands on chunks of a cache is served by rows: what does not count never
     # crosses the bus.
     _, length, width = student.shape
-    counting = host_mask.any(dim=0).nonzero()
+    counts = host_mask != 0
+    counted = counts.flatten().nonzero().squeeze(1)
     cache = None
-    if not in_place and len(counting) > 0:
-        start = int(counting[0]) // chunk_size * chunk_size
+    if not in_place and len(counted) > 0:
+        start = int((counted % length).min()) // chunk_size * chunk_size
         bounds = start, min(start + chunk_size, length)
         probe = _agreed(group, lambda: _Probe(fetcher, *bounds))
         cache = probe.served_by
         if probe.cache is None:
             fetcher = _with_chunk(fetcher, bounds, probe.returned)
-    binary = bool(((host_mask == 0) | (host_mask == 1)).all())
+    binary = torch.equal(host_mask, counts.float())
     serves = (cache is not None and cache._handle is not None and binary
               and cache._device == student.device
               and cache.shape == (student.shape[0], length + 1, width))
@@ -609,10 +612,11 @@ def _distil(student, fetcher, mask, loss_type, temperature, chunk_size, group, s
         serves = all(_gathered(group, serves))
     student = _usable(student)
     # What fp16 can hold of a gradient is decided by the loss scale, so that comes before the mean.
-    divisor = 1.0 if student.dtype == torch.float16 else max(float(host_mask.sum()), 1.0)
+    total = max(float(host_mask.sum()), 1.0)
+    divisor = 1.0 if student.dtype == torch.float16 else total
     wanted = torch.is_grad_enabled() and student.requires_grad
-    work = _Work(fetcher, cache if serves else None, host_mask, divisor, loss_type, temperature,
-                 chunk_size, group, shard)
+    work = _Work(fetcher, cache if serves else None, host_mask, counted, total, divisor,
+                 loss_type, temperature, chunk_size, group, shard)
     on_device = (torch.cuda.device(student.device) if student.device.type == "cuda"
                  else contextlib.nullcontext())
     with on_device:

@@ -108,6 +108,13 @@ std::vector<Mistake<Exec>> mistakes() {
       {"not aligned", [](S& s) { s.student.data = static_cast<char const*>(s.student.data) + 1; }},
       {"gradient: type is fp16", [](S& s) { s.gradient.type = ElementType::fp16; }},
       {"gradient: shape is [11, ", [](S& s) { s.gradient.index.count = 11; }},
+      {"gradient: shape is [0, ", [](S& s) { s.gradient.index.count = 0; }},
+      {"gradient: shape is [1, ", [](S& s) { s.gradient.index.count = 1; }},
+      {"gradient: shape is [12, 1000]",
+       [](S& s) {
+         s.gradient.width = 1000;
+         s.gradient.index.inner_stride = s.gradient.index.outer_stride = 1000;
+       }},
       {"gradient: rows have explicit offsets",
        [](S& s) { s.gradient.index.offsets = offsets.data(); }},
       {"gradient: starts at the student's logits",
@@ -175,6 +182,19 @@ TYPED_TEST(StreamedLossFailures, arguments_of_one_rank) {
         this->expect_recovered(session, given, setup);
       }
     }
+}
+
+// Chunks compute rows that do not count, too: a packed gradient has no place for those.
+TYPED_TEST(StreamedLossFailures, packed_gradient_of_chunks) {
+  MicroBatch const given = this->batch();
+  Setup setup;
+  setup.plan = PlanKind::chunks;
+  setup.packed = true;
+  Session<TypeParam> session(this->exec, this->comm, given, setup);
+  session.store();
+  expect_all_throw<InvalidArgument>(this->comm, [&] { session.compute(); },
+                                    {fmt::format("gradient: shape is [{}, ", given.tokens())});
+  EXPECT_FALSE(session.cache.holds_rows());
 }
 
 // The dense route makes no communication: an error stays with the rank that has it.

@@ -68,6 +68,7 @@ Setup fuzz_setup(Random& random, MicroBatch const& batch, int ranks) {
     if (chance(random, 3)) *value = uniform(random, 1, 5);
   setup.flat = chance(random, 4);
   setup.in_place = chance(random, 3);
+  setup.packed = setup.plan == PlanKind::rows && !setup.in_place && chance(random, 3);
   setup.values_only = chance(random, 8);
   return setup;
 }

@@ -126,6 +126,24 @@ TYPED_TEST(StreamedLossBits, every_layout) {
   }
 }
 
+TYPED_TEST(StreamedLossBits, gradient_of_the_counted_rows_alone) {
+  for (Case const& c : cases)
+    for (std::int64_t width : {1, 3, 6}) {
+      MicroBatch const given = this->batch_of(c, 2, 6, 95);
+      Setup setup = this->setup_of(c, 95);
+      setup.chunk_width = width;
+      setup.student_padding = 3;
+      Streamed const base = run_streamed(this->exec, this->comm, given, setup);
+      setup.packed = true;
+      for (std::int64_t gap : {0, 5}) {
+        setup.gradient_gap = gap;
+        Streamed const packed = run_streamed(this->exec, this->comm, given, setup);
+        expect_right(this->comm, given, packed, setup.describe());
+        expect_same_bits(base, packed, setup.describe());
+      }
+    }
+}
+
 TYPED_TEST(StreamedLossBits, run_to_run) {
   for (Case const& c : cases) {
     MicroBatch const given = this->batch_of(c, 2, 6, 2300);

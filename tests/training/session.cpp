@@ -119,11 +119,12 @@ std::string Setup::describe() const {
   return fmt::format(
       "route {} plan {} width {} skip {} cache {} store type {} bounds [{}] padding {} {} gaps {} "
       "{} "
-      "batch gaps {} {} mask gap {}{}{}{}",
+      "batch gaps {} {} mask gap {}{}{}{}{}",
       to_string(route), to_string(plan), chunk_width, skip, to_string(cache),
       store_type ? to_string(*store_type) : "same", fmt::join(bounds, ", "), student_padding,
       teacher_padding, student_gap, gradient_gap, student_batch_gap, gradient_batch_gap, mask_gap,
-      flat ? " flat" : "", in_place ? " in place" : "", values_only ? " values only" : "");
+      flat ? " flat" : "", in_place ? " in place" : "", packed ? " packed" : "",
+      values_only ? " values only" : "");
 }
 
 template <class Exec>
@@ -172,9 +173,12 @@ Session<Exec>::Session(Exec const& exec, Communicator comm, MicroBatch batch, Se
       setup_(std::move(setup)),
       student_(batch_.problem.student_type, batch_.batch, batch_.length, shard.student_width(),
                setup_.student_gap, setup_.student_batch_gap, setup_.flat),
-      gradient_(batch_.problem.student_type, setup_.in_place ? 0 : batch_.batch, batch_.length,
-                shard.student_width(), setup_.gradient_gap, setup_.gradient_batch_gap,
-                setup_.flat) {
+      gradient_(batch_.problem.student_type,
+                setup_.in_place ? 0
+                : setup_.packed ? 1
+                                : batch_.batch,
+                setup_.packed ? batch_.tokens() : batch_.length, shard.student_width(),
+                setup_.gradient_gap, setup_.gradient_batch_gap, setup_.flat) {
   std::int64_t const stride = batch_.length + setup_.mask_gap;
   mask_bytes_.assign(static_cast<std::size_t>(batch_.batch * stride), 1);
   for (std::int64_t b = 0; b < batch_.batch; ++b)
@@ -191,7 +195,8 @@ void Session<Exec>::fill() {
   fill_rows(batch_.problem.student, rows, batch_.problem.vocabulary, shard.begin(), shard.end(),
             student_.width(),
             [&](std::int64_t r, std::int64_t c, float v) { student_.set(r, c, v); });
-  for (std::int64_t r = 0; r < (setup_.in_place ? 0 : rows); ++r)
+  std::int64_t const written = setup_.in_place ? 0 : setup_.packed ? batch_.tokens() : rows;
+  for (std::int64_t r = 0; r < written; ++r)
     for (std::int64_t c = 0; c < gradient_.width(); ++c)
       gradient_.set(r, c, nan_value);
   student_.to_device();
@@ -274,12 +279,18 @@ Streamed Session<Exec>::run() {
   std::vector<unsigned char> local(slot), all(slot * static_cast<std::size_t>(comm_.size()));
   std::memcpy(local.data(), &out.result.loss, sizeof out.result.loss);
   if (values > 0) std::memcpy(local.data() + sizeof out.result.loss, out.rows.value.data(), values);
+  std::int64_t next = 0;
   for (std::int64_t r = 0; r < (setup_.values_only ? 0 : rows); ++r) {
-    auto const row = result.bits(r, shard.width());
+    bool const held = !setup_.packed || batch_.counts(r);
+    std::int64_t const at = setup_.packed ? next : r;
+    next += held ? 1 : 0;
+    auto const row =
+        held ? result.bits(at, shard.width())
+             : std::vector<unsigned char>(static_cast<std::size_t>(shard.width()) * size);
     std::copy(row.begin(), row.end(), local.begin() + heads + r * row_bytes);
     out.local.insert(out.local.end(), row.begin(), row.end());
-    for (std::int64_t c = shard.width(); c < result.width(); ++c)
-      EXPECT_EQ(result.get(r, c), 0.0f) << "padding column " << c << " of row " << r;
+    for (std::int64_t c = shard.width(); held && c < result.width(); ++c)
+      EXPECT_EQ(result.get(at, c), 0.0f) << "padding column " << c << " of row " << r;
   }
   comm_.exchange_record(local.data(), all.data(), slot);
   std::size_t const common = shard.ranks() == 1 ? slot : heads;

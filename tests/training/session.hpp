@@ -53,6 +53,7 @@ struct Setup {
   std::int64_t mask_gap = 0;
   bool flat = false;  ///< rows at one stride instead of [B, T]
   bool in_place = false;
+  bool packed = false;  ///< the gradient has the counted rows alone
   bool values_only = false;
 
   std::string describe() const;

@@ -37,8 +37,11 @@ class FetchLane {
 template <class ExecutionSpace>
 class SmallCopies {
  public:
+  /// \brief Takes all memory, so that what comes after can not run out of it.
+  /// \param[in] values bytes that values() will bring back at most
   /// \return room for `bytes` that upload() sends
-  unsigned char* room(std::size_t bytes) {
+  unsigned char* room(std::size_t bytes, std::size_t values) {
+    (void)values;
     bytes_.resize(bytes);
     return bytes_.data();
   }
@@ -101,10 +104,12 @@ class FetchLane<Kokkos::Cuda> {
 template <>
 class SmallCopies<Kokkos::Cuda> {
  public:
-  unsigned char* room(std::size_t bytes) {
+  unsigned char* room(std::size_t bytes, std::size_t values) {
     bytes_ = bytes;
     up_ = cuda::PinnedBlock();
     up_ = cuda::PinnedBlock(bytes, cuda::PinnedBlock::User::host);
+    down_ = cuda::PinnedBlock();
+    down_ = cuda::PinnedBlock(values, cuda::PinnedBlock::User::host);
     return up_.data();
   }
   void upload(Kokkos::Cuda const& exec, unsigned char* target) {
@@ -115,18 +120,17 @@ class SmallCopies<Kokkos::Cuda> {
   }
   template <class T, class Wait>
   std::vector<T> values(Kokkos::Cuda const& exec, T const* source, std::size_t count, Wait&& wait) {
-    cuda::PinnedBlock down(count * sizeof(T), cuda::PinnedBlock::User::host);
     if (count > 0)
-      VPKL_CHECK_CUDA(cudaMemcpyAsync(down.data(), source, count * sizeof(T),
+      VPKL_CHECK_CUDA(cudaMemcpyAsync(down_.data(), source, count * sizeof(T),
                                       cudaMemcpyDeviceToHost, exec.cuda_stream()));
-    down.used_by(exec.cuda_stream());
+    down_.used_by(exec.cuda_stream());
     wait();
-    auto const* const first = reinterpret_cast<T const*>(down.data());
+    auto const* const first = reinterpret_cast<T const*>(down_.data());
     return {first, first + count};
   }
 
  private:
-  cuda::PinnedBlock up_;
+  cuda::PinnedBlock up_, down_;
   std::size_t bytes_ = 0;
 };
 

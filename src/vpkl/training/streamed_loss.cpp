@@ -48,9 +48,45 @@ trace::Range chunk_range(std::size_t chunk) {
 }
 
 bool same_positions(RowIndex const& a, RowIndex const& b) {
+  if (a.count != b.count) return false;
   for (std::int64_t row = 0; row < a.count; ++row)
     if (a(row) != b(row)) return false;
   return true;
+}
+
+void check_strides(char const* what, ConstRows const& rows, ResponseMask const& mask) {
+  if (rows.index.offsets != nullptr)
+    throw InvalidArgument(
+        fmt::format("{}: rows have explicit offsets, expected regular strides", what));
+  if (rows.index.count > 0 && rows.index.inner != mask.length &&
+      rows.index.inner < rows.index.count)
+    throw InvalidArgument(fmt::format("{}: {} rows per outer step, expected the {} positions", what,
+                                      rows.index.inner, mask.length));
+}
+
+/// \return whether it has the counted rows alone
+bool check_gradient(Rows const& gradient, ConstRows const& student, ResponseMask const& mask,
+                    ChunkPlan const& plan) {
+  check_rows(gradient, "gradient");
+  bool const packed = gradient.index.count != student.index.count;
+  bool const may_pack = plan.kind() == PlanKind::rows;
+  if ((packed && !(may_pack && gradient.index.count == plan.tokens())) ||
+      gradient.width != student.width)
+    throw InvalidArgument(fmt::format(
+        "gradient: shape is [{}, {}], expected [{} · {}, {}]{}", gradient.index.count,
+        gradient.width, mask.batch, mask.length, student.width,
+        may_pack ? fmt::format(" or the counted rows [{}, {}]", plan.tokens(), student.width)
+                 : ""));
+  if (!packed) check_strides("gradient", gradient, mask);
+  if (gradient.type != student.type)
+    throw InvalidArgument(fmt::format("gradient: type is {}, expected the student's {}",
+                                      to_string(gradient.type), to_string(student.type)));
+  if (gradient.data == student.data && gradient.width > 0 &&
+      !same_positions(student.index, gradient.index))
+    throw InvalidArgument(
+        "gradient: starts at the student's logits but has other row positions; expected the same "
+        "rows (in place) or other memory");
+  return packed;
 }
 
 }  // namespace
@@ -61,6 +97,7 @@ template <class ExecutionSpace>
 struct StreamedLoss<ExecutionSpace>::Batch {
   ConstRows student;
   Rows gradient;
+  bool packed = false;  ///< the gradient has the counted rows alone
   ElementType teacher_type = ElementType::fp32;
   std::int64_t batch = 0, length = 0;
   std::optional<ChunkPlan> plan;
@@ -111,36 +148,15 @@ template <class ExecutionSpace>
 void StreamedLoss<ExecutionSpace>::check_call(ConstRows const& student,
                                               TeacherCache<ExecutionSpace> const& cache,
                                               ResponseMask const& mask,
-                                              Normalization const& normalization,
-                                              Rows const& gradient) const {
+                                              Normalization const& normalization) const {
   check_mask(mask);
   check_normalization(normalization);
-  auto const check_logits = [&](char const* what, ConstRows const& rows) {
-    check_rows(rows, what);
-    if (rows.index.count != mask.batch * mask.length || rows.width != shard_.student_width())
-      throw InvalidArgument(fmt::format("{}: shape is [{}, {}], expected [{} · {}, {}]", what,
-                                        rows.index.count, rows.width, mask.batch, mask.length,
-                                        shard_.student_width()));
-    if (rows.index.offsets != nullptr)
-      throw InvalidArgument(
-          fmt::format("{}: rows have explicit offsets, expected regular strides", what));
-    if (rows.index.count > 0 && rows.index.inner != mask.length &&
-        rows.index.inner < rows.index.count)
-      throw InvalidArgument(fmt::format("{}: {} rows per outer step, expected the {} positions",
-                                        what, rows.index.inner, mask.length));
-  };
-  check_logits("student logits", student);
-  if (gradient.data) {
-    check_logits("gradient", gradient);
-    if (gradient.type != student.type)
-      throw InvalidArgument(fmt::format("gradient: type is {}, expected the student's {}",
-                                        to_string(gradient.type), to_string(student.type)));
-    if (gradient.data == student.data && gradient.width > 0 &&
-        !same_positions(student.index, gradient.index))
-      throw InvalidArgument(
-          "gradient: starts at the student's logits but has other row positions; expected the same "
-          "rows (in place) or other memory");
-  }
+  check_rows(student, "student logits");
+  if (student.index.count != mask.batch * mask.length || student.width != shard_.student_width())
+    throw InvalidArgument(fmt::format("student logits: shape is [{}, {}], expected [{} · {}, {}]",
+                                      student.index.count, student.width, mask.batch, mask.length,
+                                      shard_.student_width()));
+  check_strides("student logits", student, mask);
   if (!cache.holds_rows())
     throw InvalidArgument("teacher cache: it is empty, expected this micro-batch's rows");
   std::int64_t const width = teacher_width();
@@ -161,15 +177,14 @@ LossResult StreamedLoss<ExecutionSpace>::compute(
     batch.teacher_type = cache.type();
     batch.batch = mask.batch;
     batch.length = mask.length;
-    // Without elements there is no telling whether a null pointer asks for a gradient.
-    bool const empty = student.index.count == 0 || student.width == 0;
     std::optional<impl::HeaderLog<ExecutionSpace>> log;
     Agreement agreement("streamed loss");
     agreement.equal("batch sizes", mask.batch).equal("sequence lengths", mask.length);
     agreement.check([&] {
-      check_call(student, cache, mask, normalization, gradient);
-      if (gradient.data == student.data) batch.gradient.index = student.index;
+      check_call(student, cache, mask, normalization);
       batch.plan.emplace(mask, options_.plan, options_.chunk_width, options_.skip_empty_chunks);
+      if (gradient.data) batch.packed = check_gradient(gradient, student, mask, *batch.plan);
+      if (gradient.data == student.data) batch.gradient.index = student.index;
       batch.row_weight = static_cast<float>(normalization.row_weight(batch.plan->tokens()));
       // A weight of 0 would mean "does not count".
       if (batch.plan->tokens() > 0 && !std::isnormal(batch.row_weight))
@@ -180,6 +195,8 @@ LossResult StreamedLoss<ExecutionSpace>::compute(
       log.emplace(comm_, static_cast<std::int64_t>(batch.plan->chunks().size()));
       agreement.equal_hash("masks", hash_mask(mask));
     });
+    // Without elements there is no telling whether a null pointer asks for a gradient.
+    bool const nothing_counts = !batch.plan || batch.plan->tokens() == 0 || student.width == 0;
     agreement.equal("plans", options_.plan)
         .equal("chunk widths", options_.chunk_width)
         .equal("skipping", options_.skip_empty_chunks)
@@ -194,7 +211,7 @@ LossResult StreamedLoss<ExecutionSpace>::compute(
         .equal("student types", student.type)
         .equal("teacher types", cache.type())
         .equal("cache modes", cache.options().mode)
-        .tell("gradients asked", empty ? unknown : gradient.data != nullptr);
+        .tell("gradients asked", nothing_counts ? unknown : gradient.data != nullptr);
     check_gradients_asked(agreement.exchange(comm_));
 
     ChunkPlan const& plan = *batch.plan;
@@ -238,7 +255,7 @@ void StreamedLoss<ExecutionSpace>::prepare(ExecutionSpace const& exec, Batch& ba
   if (small_.size() < bytes) small_ = {};
   if (small_.size() < bytes) small_ = impl::allocate_bytes(exec, "vpkl::StreamedLoss::rows", bytes);
   if (!copies_) copies_ = std::make_shared<impl::SmallCopies<ExecutionSpace>>();
-  unsigned char* host = copies_->room(upload);
+  unsigned char* host = copies_->room(upload, rows * sizeof(float));
   unsigned char* device = small_.data() + part[0];
   batch.values = reinterpret_cast<float*>(small_.data());
   auto const place = [&](std::size_t i, auto*& on_device) {
@@ -263,7 +280,8 @@ void StreamedLoss<ExecutionSpace>::prepare(ExecutionSpace const& exec, Batch& ba
     uncounted[row] = 0;
     if (!listed) continue;
     student_offsets[i] = batch.student.index(row);
-    if (part[4] > 0) gradient_offsets[i] = batch.gradient.index(row);
+    if (part[4] > 0)
+      gradient_offsets[i] = batch.gradient.index(batch.packed ? static_cast<std::int64_t>(i) : row);
   }
   copies_->upload(exec, small_.data() + part[0]);
 
@@ -357,7 +375,7 @@ void StreamedLoss<ExecutionSpace>::run_chunks(ExecutionSpace const& exec, Batch 
   };
   for (std::size_t i = 0; i + 1 < depth; ++i)
     start_fetch(i);
-  if (batch.gradient.data)
+  if (batch.gradient.data && !batch.packed)
     impl::zero_rows(exec, "vpkl::StreamedLoss::zero", batch.gradient, batch.uncounted);
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     start_fetch(i + depth - 1);

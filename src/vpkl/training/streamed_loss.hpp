@@ -76,8 +76,9 @@ class StreamedLoss {
   /// \param[in] mask response mask, host memory, unshifted
   /// \param[in] normalization what the sum over rows is divided and multiplied by
   /// \param[out] gradient as `student`, or data null; may be the student's rows. Rows that do not
-  /// count are written 0.
-  /// \throws InvalidArgument, AgreementError, OutOfMemory, CommunicationError on every rank
+  /// count are written 0. With PlanKind::rows also `[tokens, student_width]`: the counted rows
+  /// alone, in their order. \throws InvalidArgument, AgreementError, OutOfMemory,
+  /// CommunicationError on every rank
   LossResult compute(ExecutionSpace const& exec, ConstRows const& student,
                      TeacherCache<ExecutionSpace>& cache, ResponseMask const& mask,
                      Normalization const& normalization, Rows const& gradient);
@@ -94,8 +95,7 @@ class StreamedLoss {
  private:
   struct Batch;
   void check_call(ConstRows const& student, TeacherCache<ExecutionSpace> const& cache,
-                  ResponseMask const& mask, Normalization const& normalization,
-                  Rows const& gradient) const;
+                  ResponseMask const& mask, Normalization const& normalization) const;
   void prepare(ExecutionSpace const& exec, Batch& batch);
   void ensure_plan(ExecutionSpace const& exec, Batch const& batch);
   void run_chunks(ExecutionSpace const& exec, Batch const& batch,
