@@ -22,14 +22,15 @@ import threading
 import weakref
 from typing import Callable, NamedTuple, Optional, Tuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 __all__ = [
     "Shard",
     "TeacherLogitCache",
     "VpklError",
+    "built_with_cuda",
     "chunked_distillation_loss",
     "per_token_logprobs",
     "streamed_distillation_loss",
@@ -50,7 +51,7 @@ class Shard(NamedTuple):
 
 # The C interface ----------------------------------------------------------------------------------
 
-_FEATURE_NCCL = 8
+_FEATURE_CUDA, _FEATURE_NCCL = 1, 8
 _i64, _ptr = ctypes.c_int64, ctypes.c_void_p
 _GATHER = ctypes.CFUNCTYPE(ctypes.c_int, _ptr, _ptr, _ptr, ctypes.c_size_t, _i64)
 
@@ -134,6 +135,11 @@ def _load():
 
 
 _lib = _load()
+
+
+def built_with_cuda() -> bool:
+    """Whether the library takes tensors on GPUs."""
+    return bool(_lib.vpkl_features() & _FEATURE_CUDA)
 
 
 _callback_error = threading.local()  # what a callback of the call in progress raised
@@ -383,8 +389,8 @@ class TeacherLogitCache:
         if probe is not None:
             probe.cache, probe.bounds = self, (start, end)
             # Whoever keeps it for data is to notice.
-            probe.answer = torch.full((1,), float("nan"), dtype=dtype).expand(
-                batch, end - start, width)
+            nan = _once(("nan", dtype), lambda: torch.full((1,), float("nan"), dtype=dtype))
+            probe.answer = nan.expand(batch, end - start, width)
             return probe.answer
         if self._handle is None:
             return self._tensor[:, start:end].to(device=device, dtype=dtype, non_blocking=True)
@@ -408,7 +414,8 @@ class _Work(NamedTuple):
     fetcher: Callable[[int, int], torch.Tensor]
     cache: Optional[TeacherLogitCache]  # set where it serves the rows itself
     mask: torch.Tensor  # [B, T] float32 on the host
-    counted: torch.Tensor  # places in [B * T], on the host
+    counts: np.ndarray  # [B, T], where it is not 0
+    counted: np.ndarray  # places in [B * T] of those
     total: float  # of the mask, at least 1; the loss is the mean
     divisor: float  # of the gradient
     loss_type: str
@@ -430,7 +437,8 @@ def _by_rows(student, gradient, work):
          work.chunk_size),
         lambda: _Handle("loss", space, _comm(work.group).pointer, vocab.pointer,
                         ctypes.byref(options), _VOCAB_PARALLEL, _PLAN_ROWS, work.chunk_size))
-    mask = F.pad(work.mask.to(torch.uint8), (1, 0))
+    mask = np.zeros((batch, length + 1), np.uint8)
+    mask[:, 1:] = work.counts
     result = _LossResult()
     # The last position never counts: the student's rows there, maybe beyond its memory, are not
     # touched.
@@ -439,7 +447,7 @@ def _by_rows(student, gradient, work):
     if gradient is not None:
         gradient_rows = ctypes.byref(_rows(gradient.unsqueeze(0), 0, len(gradient)))
     _call("loss_compute", loss.pointer, _stream(device), ctypes.byref(student_rows),
-          work.cache._handle.pointer, mask.data_ptr(), batch, length + 1, 0,
+          work.cache._handle.pointer, mask.ctypes.data, batch, length + 1, 0,
           ctypes.byref(_Normalization(1, work.divisor, 1, 1.0)), gradient_rows, None,
           ctypes.byref(result))
     return torch.full((), result.loss * work.divisor / work.total, dtype=torch.float32,
@@ -503,39 +511,45 @@ class _Distillation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, student, work, in_place, wanted):
-        ctx.scale = work.divisor / work.total
+        ctx.scale, ctx.shape = work.divisor / work.total, student.shape
         if in_place:
             loss = _by_chunks(student, student, work)
             ctx.mark_dirty(student)
-            ctx.places, ctx.gradient = None, student.detach()
+            ctx.full, ctx.counted = student.detach(), None
             return loss, student
-        ctx.shape = batch, length, width = student.shape
-        # Before backward only the rows that count are kept, where that saves memory and time.
+        batch, length, width = student.shape
+        # The counted rows are kept for any number of backward passes; the tensor for the first of
+        # them is zero elsewhere before the teacher has come over the bus.
         few = 2 * len(work.counted) <= batch * length
-        places = None
+        ctx.full = ctx.counted = ctx.places = None
         if wanted and (few or work.cache is not None):
-            places = work.counted.to(student.device, non_blocking=True)
-        if work.cache is not None:
-            gradient = student.new_empty(len(work.counted), width) if wanted else None
-            loss = _by_rows(student, gradient, work)
-        else:
+            ctx.places = torch.from_numpy(work.counted).to(student.device, non_blocking=True)
+        if work.cache is None:
             gradient = student.new_empty(batch, length, width) if wanted else None
             loss = _by_chunks(student, gradient, work)
-            if places is not None:
-                gradient = gradient.flatten(0, 1)[places]
-        ctx.places, ctx.gradient = places, gradient
+            ctx.full = gradient
+            if ctx.places is not None:
+                ctx.counted = gradient.flatten(0, 1)[ctx.places]
+        else:
+            if wanted:
+                ctx.full = student.new_zeros(batch, length, width)
+                ctx.counted = student.new_empty(len(work.counted), width)
+            loss = _by_rows(student, ctx.counted, work)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx, upstream, *_):
         # A factor of no dimensions stays in fp32, whatever the gradient's type.
-        gradient = ctx.gradient * (upstream.float() * ctx.scale)
-        if ctx.places is not None:
-            counted = gradient
-            gradient = counted.new_zeros(ctx.shape)
-            gradient.flatten(0, 1).index_copy_(0, ctx.places, counted)
-        return gradient, None, None, None
+        factor = upstream.float() * ctx.scale
+        if ctx.counted is None:
+            return ctx.full * factor, None, None, None
+        counted = ctx.counted * factor
+        full, ctx.full = ctx.full, None
+        if full is None:
+            full = counted.new_zeros(ctx.shape)
+        full.flatten(0, 1).index_copy_(0, ctx.places, counted)
+        return full, None, None, None
 
 
 def _gathered(group, mine):
@@ -594,8 +608,9 @@ def _distil(student, fetcher, mask, loss_type, temperature, chunk_size, group, s
     # A fetcher that only hands on chunks of a cache is served by rows: what does not count never
     # crosses the bus.
     _, length, width = student.shape
-    counts = host_mask != 0
-    counted = counts.flatten().nonzero().squeeze(1)
+    weights = host_mask.numpy()  # torch's own operators take several times as long on so little
+    counts = weights != 0
+    counted = np.flatnonzero(counts)
     cache = None
     if not in_place and len(counted) > 0:
         start = int((counted % length).min()) // chunk_size * chunk_size
@@ -604,7 +619,7 @@ def _distil(student, fetcher, mask, loss_type, temperature, chunk_size, group, s
         cache = probe.served_by
         if probe.cache is None:
             fetcher = _with_chunk(fetcher, bounds, probe.returned)
-    binary = torch.equal(host_mask, counts.float())
+    binary = bool((weights[counts] == 1).all())
     serves = (cache is not None and cache._handle is not None and binary
               and cache._device == student.device
               and cache.shape == (student.shape[0], length + 1, width))
@@ -612,11 +627,11 @@ def _distil(student, fetcher, mask, loss_type, temperature, chunk_size, group, s
         serves = all(_gathered(group, serves))
     student = _usable(student)
     # What fp16 can hold of a gradient is decided by the loss scale, so that comes before the mean.
-    total = max(float(host_mask.sum()), 1.0)
+    total = max(float(weights.sum(dtype=np.float64)), 1.0)
     divisor = 1.0 if student.dtype == torch.float16 else total
     wanted = torch.is_grad_enabled() and student.requires_grad
-    work = _Work(fetcher, cache if serves else None, host_mask, counted, total, divisor,
-                 loss_type, temperature, chunk_size, group, shard)
+    work = _Work(fetcher, cache if serves else None, host_mask, counts, counted, total,
+                 divisor, loss_type, temperature, chunk_size, group, shard)
     on_device = (torch.cuda.device(student.device) if student.device.type == "cuda"
                  else contextlib.nullcontext())
     with on_device:

@@ -4,7 +4,8 @@
     python3 train.py        or        torchrun --nproc-per-node 2 train.py
 
 vpkl_torch must be in PYTHONPATH: share/vpkl of the installation. Under torchrun each rank holds a
-part of the vocabulary. The exit status is 1 unless the loss has fallen.
+part of the vocabulary. Runs on GPUs where there is one for each rank and vpkl was built for them. The
+exit status is 1 unless the loss has fallen.
 """
 
 import os
@@ -12,24 +13,32 @@ import sys
 
 import torch
 import torch.distributed as dist
-from vpkl_torch import Shard, TeacherLogitCache, streamed_distillation_loss
+from vpkl_torch import Shard, TeacherLogitCache, built_with_cuda, streamed_distillation_loss
 
 B, T, H, V = 2, 32, 16, 1009  # sequences, positions, hidden size, vocabulary
+
+local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+on_gpu = built_with_cuda() and torch.cuda.device_count() >= local_ranks
+device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if on_gpu else torch.device("cpu")
+if on_gpu:
+    torch.cuda.set_device(device)
 
 group, shard, rank = None, None, 0
 begin, end = 0, V
 if "WORLD_SIZE" in os.environ:
-    dist.init_process_group("gloo")  # CUDA tensors: "nccl"
+    dist.init_process_group("nccl" if on_gpu else "gloo")
     group, rank = dist.group.WORLD, dist.get_rank()
     begin, end = (V * r // dist.get_world_size() for r in (rank, rank + 1))
     shard = Shard(vocabulary=V, begin=begin, end=end)
 
 generator = torch.Generator().manual_seed(1)
-hidden = torch.rand(B, T, H, generator=generator) * 2 - 1
-student_head, teacher_head = (torch.rand(V, H, generator=generator) * 2 - 1 for _ in range(2))
+hidden = (torch.rand(B, T, H, generator=generator) * 2 - 1).to(device)
+student_head, teacher_head = (
+    (torch.rand(V, H, generator=generator) * 2 - 1).to(device) for _ in range(2)
+)
 student_head = torch.nn.Parameter(student_head[begin:end].clone())
 teacher = hidden @ teacher_head[begin:end].T
-response = (torch.arange(T) >= T // 2).float().expand(B, T)
+response = (torch.arange(T, device=device) >= T // 2).float().expand(B, T)
 
 cache = TeacherLogitCache.from_gpu_logits(teacher, store_dtype=torch.float32)
 optimizer = torch.optim.SGD([student_head], lr=100)

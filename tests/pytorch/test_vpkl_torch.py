@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """vpkl_torch against PyTorch's own arithmetic, on the CPU and, where there is one, on a GPU."""
+import itertools
 import os
 import pathlib
 import subprocess
@@ -157,7 +158,11 @@ class Losses(Case):
     def test_incoming_gradients(self):
         for device in DEVICES:
             student, teacher, mask = problem(device)
-            want = expected(student[:, :-1], teacher[:, :-1], mask, "forward_kl")[1]
+            most = torch.ones_like(mask)
+            most[:, :3] = 0
+            cache = TeacherLogitCache.from_gpu_logits(teacher, store_dtype=torch.float32)
+            fetchers = {"by chunks": lambda s, e: teacher[:, s:e],
+                        "by rows": lambda s, e: cache.chunk_to_device(s, e, device)}
             ways = {
                 "scaled": (lambda loss: (3 * loss).backward(), 3),
                 "expanded": (lambda loss: loss.expand(4).sum().backward(), 4),
@@ -165,10 +170,12 @@ class Losses(Case):
                     torch.tensor([1.0, 9.0, 2.0, 9.0, 3.0], device=device)[::2]), 6),
                 "twice": (lambda loss: (loss.backward(retain_graph=True), loss.backward()), 2),
             }
-            for name, (backward, factor) in ways.items():
-                with self.subTest(name, device=device):
+            for counted, (fetched, fetcher), (name, (backward, factor)) in itertools.product(
+                    (mask, most), fetchers.items(), ways.items()):
+                with self.subTest(name, fetched=fetched, tokens=counted.sum(), device=device):
+                    want = expected(student[:, :-1], teacher[:, :-1], counted, "forward_kl")[1]
                     leaf = student[:, :-1].clone().requires_grad_()
-                    backward(chunked_distillation_loss(leaf, teacher[:, :-1], mask, "forward_kl"))
+                    backward(streamed_distillation_loss(leaf, fetcher, counted, "forward_kl"))
                     self.assert_near(leaf.grad, factor * want, 2e-6)
 
     def test_in_place(self):

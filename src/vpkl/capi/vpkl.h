@@ -341,10 +341,9 @@ VPKL_C_API vpkl_status vpkl_loss_create(vpkl_space space, const vpkl_comm* comm,
  * \param[in] mask_stride elements between the mask's rows; 0: length
  * \param[in] normalization what the sum over rows is divided and multiplied by
  * \param[out] gradient as student, may be the student's rows; null: value only. Rows that do not
- * count are written 0. With VPKL_PLAN_ROWS also `[tokens, student_width]`: the counted rows alone, in
- * their order.
- * \param[out] row_values `[batch, length]` floats in host memory, or null: values of the rows
- * \param[out] result loss and counts
+ * count are written 0. With VPKL_PLAN_ROWS also `[tokens, student_width]`: the counted rows alone,
+ * in their order. \param[out] row_values `[batch, length]` floats in host memory, or null: values
+ * of the rows \param[out] result loss and counts
  */
 VPKL_C_API vpkl_status vpkl_loss_compute(vpkl_loss* loss, void* cuda_stream,
                                          const vpkl_rows* student, vpkl_cache* cache,
