@@ -178,6 +178,21 @@ TYPED_TEST(DivergenceProperties, largest_logits) {
     spread.options.temperature = temperature;
     this->expect_right(spread);
   }
+  // Every column weighs the same, and brings a difference near the largest there is.
+  for (std::int64_t width : {2, 1000, 1024, 2500, 9000})
+    for (float farthest : {-3.4e38f, 3.4e38f})
+      for (Divergence divergence : {Divergence::forward_kl, Divergence::reverse_kl}) {
+        Problem even(2, width);
+        even.options.divergence = divergence;
+        bool const forward = divergence == Divergence::forward_kl;
+        std::vector<float>& other = forward ? even.student : even.teacher;
+        for (std::int64_t c = 0; c < width; ++c) {
+          other[static_cast<std::size_t>(c)] = c == width / 3 ? -farthest : farthest;
+          other[static_cast<std::size_t>(width + c)] =
+              static_cast<float>(uniform_real(random, -3.4e38, 3.4e38));
+        }
+        this->expect_right(even);
+      }
 }
 
 TYPED_TEST(DivergenceProperties, strongly_negative) {

@@ -65,7 +65,13 @@ struct SegmentOptions {
   }
 };
 
-/// Statistics of a segment; weighted = Σ e^(da/T) · (da - db) in units of logit_unit, a the
+/// In logit_units. Two finite logits differ by up to 2^129, and by so much in every column of a
+/// segment: in this unit the sum is below 2^127.
+constexpr float weighted_unit = 4;
+static_assert(segment_columns <= 1024 && logit_unit >= 1024,
+              "a segment's weighted sum may overflow");
+
+/// Statistics of a segment; weighted = Σ e^(da/T) · (da - db) in units of weighted_unit, a the
 /// weighing distribution.
 struct alignas(16) SegmentRecord {
   float max_student, max_teacher;
@@ -174,7 +180,8 @@ __device__ __forceinline__ void careful_sums(LoadOne const& load_one, float ms, 
   set_sum(r.sum_teacher, r.rest_teacher,
           __dadd_rn(teacher ? __reduce_add_sync(all_lanes, ones_teacher) : 0,
                     warp_sum(static_cast<double>(sum_teacher))));
-  r.weighted = static_cast<float>(warp_sum(static_cast<double>(weighted)));
+  r.weighted =
+      static_cast<float>(__dmul_rn(warp_sum(static_cast<double>(weighted)), 1 / weighted_unit));
   if (__any_sync(all_lanes, unsupported)) r.flags |= RowStatistics::unsupported;
 }
 
@@ -249,7 +256,8 @@ __device__ __forceinline__ SegmentRecord segment_statistics(SegmentOptions const
   r.sum_student = warp_sum(sum_student);
   r.sum_teacher = warp_sum(sum_teacher);
   if (weighting != Weighting::none)
-    r.weighted = warp_sum(__fadd_rn(sum_weighted[0], sum_weighted[1]));
+    r.weighted =
+        warp_sum(__fmul_rn(__fadd_rn(sum_weighted[0], sum_weighted[1]), 1 / weighted_unit));
   // No rounding errors average out in a narrow row. Where one id has most of the probability, its 1
   // swallows the others; and a logit of -inf leaves no finite weighted sum.
   if (options.narrow)
@@ -298,10 +306,11 @@ __device__ inline RowStatistics merge_segments(SegmentRecord const* records, int
     sum_student = __fma_rn(factor_student, part_student, sum_student);
     sum_teacher = __fma_rn(factor_teacher, part_teacher, sum_teacher);
     double const moved = __dsub_rn(shift_student, shift_teacher);
+    double const own = __dmul_rn(part.weighted, weighted_unit);
     if (weighting == Weighting::teacher)
-      weighted = __fma_rn(factor_teacher, __fma_rn(part_teacher, -moved, part.weighted), weighted);
+      weighted = __fma_rn(factor_teacher, __fma_rn(part_teacher, -moved, own), weighted);
     if (weighting == Weighting::student)
-      weighted = __fma_rn(factor_student, __fma_rn(part_student, moved, part.weighted), weighted);
+      weighted = __fma_rn(factor_student, __fma_rn(part_student, moved, own), weighted);
   }
   r.sum_student = warp_sum(sum_student);
   r.sum_teacher = warp_sum(sum_teacher);
