@@ -64,7 +64,7 @@ class _Rows(ctypes.Structure):
 
 class _Callbacks(ctypes.Structure):
     _fields_ = [("context", _ptr), ("rank", ctypes.c_int), ("size", ctypes.c_int),
-                ("all_gather", _GATHER)]
+                ("all_gather", _GATHER), ("all_gather_device", _ptr)]
 
 
 class _ShardSpec(ctypes.Structure):
@@ -256,7 +256,7 @@ class _Group:
                 return 1
 
         callback = _GATHER(all_gather)
-        callbacks = _Callbacks(None, dist.get_rank(group), size, callback)
+        callbacks = _Callbacks(None, dist.get_rank(group), size, callback, None)
         self.comm = _Handle("comm", ctypes.byref(callbacks), create="from_callbacks",
                             keeps=(callback,))
 

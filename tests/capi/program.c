@@ -8,6 +8,9 @@
 #ifdef TEST_WITH_NCCL
 #include <vpkl_nccl.h>
 #endif
+#ifdef TEST_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
 
 #include <math.h>
 #include <stdio.h>
@@ -200,7 +203,7 @@ static void refusals(vpkl_comm* comm) {
   vpkl_shard const whole = {4, 0, 4, 4, 4};
   vpkl_divergence_options cold = {VPKL_FORWARD_KL, 0.5, 0};
   vpkl_cache_options engine = {0, -1, 0, "warp"};
-  vpkl_comm_callbacks callbacks = {NULL, 2, 2, NULL};
+  vpkl_comm_callbacks callbacks = {NULL, 2, 2, NULL, NULL};
   if (!(vpkl_features() & VPKL_FEATURE_CUDA))
     REFUSED(vpkl_plan_create(VPKL_CUDA, NULL, comm, vocab, &forward, VPKL_VOCAB_PARALLEL, VPKL_FP32,
                              VPKL_FP32, 1, &plan),
@@ -245,7 +248,7 @@ static int failing_gather(void* context, const void* local, void* gathered, size
 
 static void failing_callback(void) {
   int64_t told = 0;
-  vpkl_comm_callbacks const callbacks = {&told, 0, 2, failing_gather};
+  vpkl_comm_callbacks const callbacks = {&told, 0, 2, failing_gather, NULL};
   vpkl_shard const half = {4, 0, 2, 2, 2};
   vpkl_comm* comm = NULL;
   vpkl_vocab* vocab = NULL;
@@ -268,6 +271,90 @@ static int mpi_gather(void* context, const void* local, void* gathered, size_t b
       MPI_Allgather(own, (int)bytes, MPI_BYTE, gathered, (int)bytes, MPI_BYTE, *(MPI_Comm*)context);
   free(own);
   return status == MPI_SUCCESS ? 0 : 1;
+}
+#endif
+
+#if defined(TEST_WITH_MPI) && defined(TEST_WITH_CUDA)
+static int device_gathers = 0;
+static int status_of_device_gather = 0;
+
+/* What a message layer that only knows the host would do. */
+static int mpi_gather_device(void* context, const void* local, void* gathered, size_t bytes,
+                             void* cuda_stream, int64_t timeout_ms) {
+  cudaStream_t const stream = (cudaStream_t)cuda_stream;
+  char* const own = malloc(bytes + 1);
+  char* const all_bytes = malloc(bytes * (size_t)size + 1);
+  int status = 1;
+  ++device_gathers;
+  if (cudaMemcpyAsync(own, local, bytes, cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
+      cudaStreamSynchronize(stream) == cudaSuccess)
+    status = mpi_gather(context, own, all_bytes, bytes, timeout_ms);
+  if (cudaMemcpyAsync(gathered, all_bytes, bytes * (size_t)size, cudaMemcpyHostToDevice, stream) !=
+          cudaSuccess ||
+      cudaStreamSynchronize(stream) != cudaSuccess)
+    status = 1;
+  free(own);
+  free(all_bytes);
+  return status_of_device_gather ? status_of_device_gather : status;
+}
+
+static void* on_device(const void* from, size_t bytes) {
+  void* to = NULL;
+  EXPECT(cudaMalloc(&to, bytes + 1) == cudaSuccess);
+  EXPECT(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+  return to;
+}
+
+/* F1 again, on the device: records stay there. */
+static void device_callbacks(vpkl_comm_callbacks callbacks) {
+  float student[4] = {0, 0, 0, 0}, teacher[4] = {2, 1, 0, -1}, value = -1, gradient[4];
+  int64_t const begin = bound(4, rank), width = bound(4, rank + 1) - begin;
+  size_t const bytes = (size_t)width * sizeof student[0];
+  vpkl_comm* comm = NULL;
+  vpkl_vocab* vocab = NULL;
+  vpkl_plan* plan = NULL;
+  cudaStream_t stream = NULL;
+  vpkl_rows s, t;
+  float* device_value;
+  int devices = 0, i;
+  double sum = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    if (rank == 0) printf("device callbacks not tested: no GPU\n");
+    return;
+  }
+  callbacks.all_gather_device = mpi_gather_device;
+  EXPECT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+  s = flat(on_device(student + begin, bytes), 1, width);
+  t = flat(on_device(teacher + begin, bytes), 1, width);
+  device_value = on_device(&value, sizeof value);
+  OK(vpkl_comm_from_callbacks(&callbacks, &comm));
+  vocab = vocabulary_of(comm, 4);
+  OK(vpkl_plan_create(VPKL_CUDA, stream, comm, vocab, &forward, VPKL_VOCAB_PARALLEL, VPKL_FP32,
+                      VPKL_FP32, 1, &plan));
+  OK(vpkl_plan_execute(plan, stream, &s, &t, NULL, device_value, &s)); /* in place */
+  EXPECT(cudaStreamSynchronize(stream) == cudaSuccess);
+  EXPECT(cudaMemcpy(&value, device_value, sizeof value, cudaMemcpyDeviceToHost) == cudaSuccess);
+  EXPECT(cudaMemcpy(gradient, s.data, bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+  EXPECT(near(value, 0.438757397144, 1e-6));
+  for (i = 0; i < 4; ++i)
+    sum += exp(teacher[i]);
+  for (i = 0; i < width; ++i)
+    EXPECT(near(gradient[i], 0.25 - exp(teacher[begin + i]) / sum, 1e-6));
+  EXPECT(device_gathers == (size > 1 ? 1 : 0));
+  if (size > 1) {
+    status_of_device_gather = 43;
+    REFUSED(vpkl_plan_execute(plan, stream, &s, &t, NULL, device_value, &s),
+            VPKL_COMMUNICATION_ERROR, "all_gather_device");
+    status_of_device_gather = 0;
+  }
+  vpkl_plan_destroy(plan);
+  vpkl_vocab_destroy(vocab);
+  vpkl_comm_destroy(comm);
+  OK(vpkl_release_stream(stream));
+  EXPECT(cudaStreamDestroy(stream) == cudaSuccess);
+  cudaFree(s.data);
+  cudaFree(t.data);
+  cudaFree(device_value);
 }
 #endif
 
@@ -320,7 +407,7 @@ int main(int argc, char** argv) {
   vpkl_comm* comm = NULL;
 #ifdef TEST_WITH_MPI
   MPI_Comm world = MPI_COMM_WORLD;
-  vpkl_comm_callbacks callbacks = {NULL, 0, 1, mpi_gather};
+  vpkl_comm_callbacks callbacks = {NULL, 0, 1, mpi_gather, NULL};
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(world, &rank);
   MPI_Comm_size(world, &size);
@@ -348,6 +435,9 @@ int main(int argc, char** argv) {
   all(comm);
 #ifdef TEST_WITH_NCCL
   over_nccl();
+#endif
+#if defined(TEST_WITH_MPI) && defined(TEST_WITH_CUDA)
+  device_callbacks(callbacks);
 #endif
   failing_callback();
   EXPECT(strcmp(vpkl_version(), "") != 0);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <vpkl/capi/communicator.hpp>
 
+#ifdef VPKL_ENABLE_CUDA
+#include <vpkl/parallel/cuda/device_transport.hpp>
+#endif
 #ifdef VPKL_ENABLE_MPI
 #include <vpkl_mpi.h>
 #endif
@@ -14,26 +17,33 @@ namespace vpkl::capi {
 
 namespace {
 
+void check(vpkl_comm_callbacks const& callbacks) {
+  if (callbacks.size < 1 || callbacks.rank < 0 || callbacks.rank >= callbacks.size)
+    throw InvalidArgument(fmt::format("communicator: rank is {} of {}, expected 0 <= rank < size",
+                                      callbacks.rank, callbacks.size));
+  if (!callbacks.all_gather) throw InvalidArgument("communicator: all_gather is null");
+}
+
+void check_status(int status, char const* callback, std::size_t bytes) {
+  if (status != 0)
+    throw CommunicationError(fmt::format(
+        "{} of {} bytes: the caller's callback returned {}, expected 0", callback, bytes, status));
+}
+
 /// The caller's message layer.
-class CallbackTransport final : public Transport {
+/// \tparam Base Transport, or one that carries device memory, too
+template <class Base>
+class CallbackTransport : public Base {
  public:
-  explicit CallbackTransport(vpkl_comm_callbacks const& callbacks) : callbacks_(callbacks) {
-    if (callbacks.size < 1 || callbacks.rank < 0 || callbacks.rank >= callbacks.size)
-      throw InvalidArgument(fmt::format("communicator: rank is {} of {}, expected 0 <= rank < size",
-                                        callbacks.rank, callbacks.size));
-    if (!callbacks.all_gather) throw InvalidArgument("communicator: all_gather is null");
-  }
+  explicit CallbackTransport(vpkl_comm_callbacks const& callbacks) : callbacks_(callbacks) {}
   char const* name() const override { return "callbacks"; }
   int rank() const override { return callbacks_.rank; }
   int size() const override { return callbacks_.size; }
 
   void all_gather(void const* local, void* gathered, std::size_t bytes,
                   std::chrono::milliseconds timeout) override {
-    int const status =
-        callbacks_.all_gather(callbacks_.context, local, gathered, bytes, timeout.count());
-    if (status != 0)
-      throw CommunicationError(fmt::format(
-          "all_gather of {} bytes: the caller's callback returned {}, expected 0", bytes, status));
+    check_status(callbacks_.all_gather(callbacks_.context, local, gathered, bytes, timeout.count()),
+                 "all_gather", bytes);
   }
 
   std::unique_ptr<Transport> split(int, int) override {
@@ -41,9 +51,41 @@ class CallbackTransport final : public Transport {
         "communicator: one of callbacks cannot be split; make one for each group");
   }
 
- private:
+ protected:
   vpkl_comm_callbacks callbacks_;
 };
+
+#ifdef VPKL_ENABLE_CUDA
+class DeviceCallbackTransport final : public CallbackTransport<impl::DeviceTransport> {
+ public:
+  using CallbackTransport::CallbackTransport;
+
+  void enqueue_all_gather(cudaStream_t stream, void const* local, void* gathered, std::size_t bytes,
+                          std::chrono::milliseconds timeout) override {
+    check_status(callbacks_.all_gather_device(callbacks_.context, local, gathered, bytes, stream,
+                                              timeout.count()),
+                 "all_gather_device", bytes);
+  }
+  // Nothing that the C interface offers sums or sends from one rank.
+  void enqueue_all_reduce(cudaStream_t, float*, std::int64_t, Reduction,
+                          std::chrono::milliseconds) override {
+    throw InvalidArgument("communicator: one of callbacks only gathers");
+  }
+  void enqueue_broadcast(cudaStream_t, void*, std::size_t, int,
+                         std::chrono::milliseconds) override {
+    throw InvalidArgument("communicator: one of callbacks only gathers");
+  }
+  void check() override {}
+};
+#endif
+
+std::unique_ptr<Transport> callback_transport(vpkl_comm_callbacks const& callbacks) {
+  check(callbacks);
+#ifdef VPKL_ENABLE_CUDA
+  if (callbacks.all_gather_device) return std::make_unique<DeviceCallbackTransport>(callbacks);
+#endif
+  return std::make_unique<CallbackTransport<Transport>>(callbacks);
+}
 
 }  // namespace
 }  // namespace vpkl::capi
@@ -61,8 +103,8 @@ vpkl_status vpkl_comm_self(vpkl_comm** comm) {
 vpkl_status vpkl_comm_from_callbacks(const vpkl_comm_callbacks* callbacks, vpkl_comm** comm) {
   return guarded([&] {
     vpkl_comm*& made = deref(comm, "communicator");
-    made = new vpkl_comm(Communicator::from_transport(
-        std::make_unique<CallbackTransport>(deref(callbacks, "callbacks"))));
+    made = new vpkl_comm(
+        Communicator::from_transport(callback_transport(deref(callbacks, "callbacks"))));
   });
 }
 

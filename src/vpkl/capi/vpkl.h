@@ -123,18 +123,23 @@ typedef struct vpkl_comm vpkl_comm;
 VPKL_C_API vpkl_status vpkl_comm_self(vpkl_comm** comm);
 
 /**
- * The caller's message layer over host memory; lets any process group serve. Called by the thread
- * that called vpkl, by every rank in the same order. Blocks until done; returns 0, or another
- * number when the collective failed or `timeout_ms` passed.
+ * The caller's message layer; lets any process group serve. Called by the thread that called vpkl,
+ * by every rank in the same order. A callback returns 0, or another number when the collective
+ * failed or `timeout_ms` passed. Maxima and agreements are made of gathered records.
  */
 typedef struct vpkl_comm_callbacks {
   void* context; /**< handed to the callbacks */
   int rank;      /**< of this process, in [0, size) */
   int size;      /**< number of ranks */
-  /** Concatenates `bytes` of every rank in rank order; `local` may be the own slot of `gathered`.
-   */
+  /** Concatenates `bytes` of every rank in rank order, in host memory; `local` may be the own slot
+   * of `gathered`. Blocks until done. */
   int (*all_gather)(void* context, const void* local, void* gathered, size_t bytes,
                     int64_t timeout_ms);
+  /** The same in device memory: after the work on `cuda_stream`, before what follows there; need
+   * not be waited for. Null on every rank: vpkl copies to the host and calls
+   * all_gather. */
+  int (*all_gather_device)(void* context, const void* local, void* gathered, size_t bytes,
+                           void* cuda_stream, int64_t timeout_ms);
 } vpkl_comm_callbacks;
 /**
  * \brief A group over the caller's message layer. `callbacks` is copied; its context must outlive
