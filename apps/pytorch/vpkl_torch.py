@@ -315,7 +315,8 @@ class _Probe:
         finally:
             self._local.active = None
         # The cache whose chunks the fetcher hands on unchanged.
-        plain = self.returned is self.answer and self.bounds == (start, end)
+        plain = (self.returned is self.answer and self.bounds == (start, end)
+                 and (self.answer.is_inference() or self.answer._version == 0))
         self.served_by = self.cache if plain else None
 
     @classmethod
@@ -389,7 +390,7 @@ class TeacherLogitCache:
         if probe is not None:
             probe.cache, probe.bounds = self, (start, end)
             # Whoever keeps it for data is to notice.
-            nan = _once(("nan", dtype), lambda: torch.full((1,), float("nan"), dtype=dtype))
+            nan = torch.full((1,), float("nan"), dtype=dtype, device=device)
             probe.answer = nan.expand(batch, end - start, width)
             return probe.answer
         if self._handle is None:
@@ -518,23 +519,27 @@ class _Distillation(torch.autograd.Function):
             ctx.full, ctx.counted = student.detach(), None
             return loss, student
         batch, length, width = student.shape
-        # The counted rows are kept for any number of backward passes; the tensor for the first of
-        # them is zero elsewhere before the teacher has come over the bus.
+        # Where few rows count, they alone are kept for backward.
         few = 2 * len(work.counted) <= batch * length
-        ctx.full = ctx.counted = ctx.places = None
+        ctx.full = ctx.counted = None
         if wanted and (few or work.cache is not None):
             ctx.places = torch.from_numpy(work.counted).to(student.device, non_blocking=True)
         if work.cache is None:
             gradient = student.new_empty(batch, length, width) if wanted else None
             loss = _by_chunks(student, gradient, work)
-            ctx.full = gradient
-            if ctx.places is not None:
+            if wanted and few:
                 ctx.counted = gradient.flatten(0, 1)[ctx.places]
+            else:
+                ctx.full = gradient
         else:
             if wanted:
+                # The tensor of the first backward: zeroed while the teacher comes over the bus.
                 ctx.full = student.new_zeros(batch, length, width)
                 ctx.counted = student.new_empty(len(work.counted), width)
             loss = _by_rows(student, ctx.counted, work)
+            if wanted and not few:
+                ctx.full.flatten(0, 1).index_copy_(0, ctx.places, ctx.counted)
+                ctx.counted = None
         return loss
 
     @staticmethod
@@ -546,9 +551,13 @@ class _Distillation(torch.autograd.Function):
             return ctx.full * factor, None, None, None
         counted = ctx.counted * factor
         full, ctx.full = ctx.full, None
-        if full is None:
+        try:
+            if full is None:
+                full = counted.new_zeros(ctx.shape)
+            full.view(-1, ctx.shape[2]).index_copy_(0, ctx.places, counted)
+        except RuntimeError:  # under vmap: only `counted` has the batch
             full = counted.new_zeros(ctx.shape)
-        full.flatten(0, 1).index_copy_(0, ctx.places, counted)
+            full.view(-1, ctx.shape[2]).index_copy_(0, ctx.places, counted)
         return full, None, None, None
 
 

@@ -322,6 +322,13 @@ static void device_callbacks(vpkl_comm_callbacks callbacks) {
     if (rank == 0) printf("device callbacks not tested: no GPU\n");
     return;
   }
+  if (size > 1) { /* on one rank alone */
+    vpkl_shard const shard = {4, begin, begin + width, width, width};
+    if (rank == 0) callbacks.all_gather_device = mpi_gather_device;
+    OK(vpkl_comm_from_callbacks(&callbacks, &comm));
+    REFUSED(vpkl_vocab_create(comm, &shard, &vocab), VPKL_AGREEMENT_ERROR, "all_gather_device");
+    vpkl_comm_destroy(comm);
+  }
   callbacks.all_gather_device = mpi_gather_device;
   EXPECT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
   s = flat(on_device(student + begin, bytes), 1, width);

@@ -139,7 +139,13 @@ class Losses(Case):
             served = streamed_distillation_loss(student, fetch, mask)
         self.assert_near(served, expected(student, teacher[:, :-1], mask, "reverse_kl")[0], 2e-6)
 
+        def changed(start, end):
+            chunk = fetch(start, end)
+            chunk[...] = 0 if torch.isnan(chunk.flatten()[0]) else 2 * chunk
+            return chunk
+
         others = {
+            "changed in place": (changed, 2 * teacher[:, :-1]),
             "scaled": (lambda s, e: 2 * fetch(s, e), 2 * teacher[:, :-1]),
             "shifted": (lambda s, e: fetch(s + 1, e + 1), teacher[:, 1:]),
             "copied": (lambda s, e: fetch(s, e).clone(), teacher[:, :-1]),
@@ -170,6 +176,16 @@ class Losses(Case):
                     torch.tensor([1.0, 9.0, 2.0, 9.0, 3.0], device=device)[::2]), 6),
                 "twice": (lambda loss: (loss.backward(retain_graph=True), loss.backward()), 2),
             }
+
+            def batched(loss, leaf):
+                factors = torch.tensor([1.0, 2.0], device=device)
+                return torch.autograd.grad(loss, leaf, factors, is_grads_batched=True)[0].sum(0)
+
+            def apart(loss, leaf):
+                first, = torch.autograd.grad(loss, leaf, retain_graph=True)
+                first.mul_(7)
+                return 3 * torch.autograd.grad(loss, leaf)[0]
+
             for counted, (fetched, fetcher), (name, (backward, factor)) in itertools.product(
                     (mask, most), fetchers.items(), ways.items()):
                 with self.subTest(name, fetched=fetched, tokens=counted.sum(), device=device):
@@ -177,6 +193,9 @@ class Losses(Case):
                     leaf = student[:, :-1].clone().requires_grad_()
                     backward(streamed_distillation_loss(leaf, fetcher, counted, "forward_kl"))
                     self.assert_near(leaf.grad, factor * want, 2e-6)
+                    for way in (batched, apart):
+                        loss = streamed_distillation_loss(leaf, fetcher, counted, "forward_kl")
+                        self.assert_near(way(loss, leaf), 3 * want, 2e-6)
 
     def test_in_place(self):
         for device in DEVICES:

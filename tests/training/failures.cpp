@@ -184,17 +184,54 @@ TYPED_TEST(StreamedLossFailures, arguments_of_one_rank) {
     }
 }
 
-// Chunks compute rows that do not count, too: a packed gradient has no place for those.
-TYPED_TEST(StreamedLossFailures, packed_gradient_of_chunks) {
+// What only a packed gradient can get wrong, each rank in turn.
+TYPED_TEST(StreamedLossFailures, packed_gradient) {
+  using S = Session<TypeParam>;
   MicroBatch const given = this->batch();
+  static std::vector<std::int64_t> const offsets(12, 0);
+  struct Bad {
+    std::string text;
+    PlanKind plan;
+    std::function<void(S&)> bend;
+  };
+  std::string const shape = fmt::format("gradient: shape is [{}, ", given.tokens());
+  std::vector<Bad> const all = {
+      // Chunks compute rows that do not count, too: there is no place for those.
+      {shape, PlanKind::chunks, [](S&) {}},
+      {"gradient: rows have explicit offsets", PlanKind::rows,
+       [](S& s) { s.gradient.index.offsets = offsets.data(); }},
+      {"gradient: starts at the student's logits", PlanKind::rows,
+       [](S& s) { s.gradient.data = const_cast<void*>(s.student.data); }},
+      {"gradient: type is fp16", PlanKind::rows, [](S& s) { s.gradient.type = ElementType::fp16; }},
+      {"gradient: row stride is 1 elements", PlanKind::rows,
+       [](S& s) { s.gradient.index.inner_stride = 1; }},
+  };
+  for (Bad const& bad : all)
+    for (int rank = 0; rank < this->comm.size(); ++rank) {
+      SCOPED_TRACE(fmt::format("{} on rank {}", bad.text, rank));
+      Setup setup;
+      setup.plan = bad.plan;
+      setup.packed = true;
+      S session(this->exec, this->comm, given, setup);
+      session.store();
+      if (this->on_rank(rank)) bad.bend(session);
+      expect_all_throw<InvalidArgument>(this->comm, [&] { session.compute(); }, {bad.text});
+      EXPECT_FALSE(session.cache.holds_rows());
+      if (bad.plan == PlanKind::chunks) break;
+    }
+}
+
+// One rank asks for a packed gradient of no rows, another for none: not to be told apart.
+TYPED_TEST(StreamedLossFailures, packed_gradient_of_no_rows) {
+  MicroBatch given = this->batch();
+  std::fill(given.mask.begin(), given.mask.end(), std::uint8_t{0});
   Setup setup;
-  setup.plan = PlanKind::chunks;
   setup.packed = true;
   Session<TypeParam> session(this->exec, this->comm, given, setup);
   session.store();
-  expect_all_throw<InvalidArgument>(this->comm, [&] { session.compute(); },
-                                    {fmt::format("gradient: shape is [{}, ", given.tokens())});
-  EXPECT_FALSE(session.cache.holds_rows());
+  if (this->on_rank(0)) session.gradient = Rows{};
+  EXPECT_EQ(session.compute().tokens, 0);
+  EXPECT_TRUE(session.cache.holds_rows());
 }
 
 // The dense route makes no communication: an error stays with the rank that has it.

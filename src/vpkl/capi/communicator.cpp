@@ -149,10 +149,16 @@ void vpkl_comm_destroy(vpkl_comm* comm) { delete comm; }
 vpkl_status vpkl_vocab_create(const vpkl_comm* comm, const vpkl_shard* shard, vpkl_vocab** vocab) {
   return guarded([&] {
     Communicator const& group = deref(comm, "communicator").comm;
-    together(group, [&] {
+    Agreement agreement("C interface");
+    agreement.check([&] {
       deref(shard, "shard");
       deref(vocab, "vocabulary");
     });
+#ifdef VPKL_ENABLE_CUDA
+    // Whatever exchanges on the device needs a vocabulary.
+    agreement.equal("all_gather_device", group.stays_on_device());
+#endif
+    agreement.exchange(group);
     VocabShard::Spec spec;
     spec.vocabulary = shard->vocabulary;
     spec.begin = shard->begin;

@@ -136,7 +136,7 @@ typedef struct vpkl_comm_callbacks {
   int (*all_gather)(void* context, const void* local, void* gathered, size_t bytes,
                     int64_t timeout_ms);
   /** The same in device memory: after the work on `cuda_stream`, before what follows there; need
-   * not be waited for. Null on every rank: vpkl copies to the host and calls
+   * not be waited for. Set on every rank or on none; null: vpkl copies to the host and calls
    * all_gather. */
   int (*all_gather_device)(void* context, const void* local, void* gathered, size_t bytes,
                            void* cuda_stream, int64_t timeout_ms);

@@ -54,10 +54,14 @@ bool same_positions(RowIndex const& a, RowIndex const& b) {
   return true;
 }
 
-void check_strides(char const* what, ConstRows const& rows, ResponseMask const& mask) {
+void check_offsets(char const* what, ConstRows const& rows) {
   if (rows.index.offsets != nullptr)
     throw InvalidArgument(
         fmt::format("{}: rows have explicit offsets, expected regular strides", what));
+}
+
+/// `[B, T]` rows, or all at one stride.
+void check_batches(char const* what, ConstRows const& rows, ResponseMask const& mask) {
   if (rows.index.count > 0 && rows.index.inner != mask.length &&
       rows.index.inner < rows.index.count)
     throw InvalidArgument(fmt::format("{}: {} rows per outer step, expected the {} positions", what,
@@ -77,7 +81,8 @@ bool check_gradient(Rows const& gradient, ConstRows const& student, ResponseMask
         gradient.width, mask.batch, mask.length, student.width,
         may_pack ? fmt::format(" or the counted rows [{}, {}]", plan.tokens(), student.width)
                  : ""));
-  if (!packed) check_strides("gradient", gradient, mask);
+  check_offsets("gradient", gradient);
+  if (!packed) check_batches("gradient", gradient, mask);
   if (gradient.type != student.type)
     throw InvalidArgument(fmt::format("gradient: type is {}, expected the student's {}",
                                       to_string(gradient.type), to_string(student.type)));
@@ -156,7 +161,8 @@ void StreamedLoss<ExecutionSpace>::check_call(ConstRows const& student,
     throw InvalidArgument(fmt::format("student logits: shape is [{}, {}], expected [{} · {}, {}]",
                                       student.index.count, student.width, mask.batch, mask.length,
                                       shard_.student_width()));
-  check_strides("student logits", student, mask);
+  check_offsets("student logits", student);
+  check_batches("student logits", student, mask);
   if (!cache.holds_rows())
     throw InvalidArgument("teacher cache: it is empty, expected this micro-batch's rows");
   std::int64_t const width = teacher_width();
@@ -195,7 +201,8 @@ LossResult StreamedLoss<ExecutionSpace>::compute(
       log.emplace(comm_, static_cast<std::int64_t>(batch.plan->chunks().size()));
       agreement.equal_hash("masks", hash_mask(mask));
     });
-    // Without elements there is no telling whether a null pointer asks for a gradient.
+    // Without elements, also of a packed gradient, there is no telling whether a null pointer asks
+    // for one.
     bool const nothing_counts = !batch.plan || batch.plan->tokens() == 0 || student.width == 0;
     agreement.equal("plans", options_.plan)
         .equal("chunk widths", options_.chunk_width)

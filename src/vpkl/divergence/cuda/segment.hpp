@@ -15,6 +15,8 @@
 
 namespace vpkl::impl::cuda {
 
+constexpr double ln_2 = 0.69314718055994530942;
+
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
 __device__ __forceinline__ float lowest_float() { return __uint_as_float(0xff7fffffu); }
 __device__ __forceinline__ float largest_float() { return __uint_as_float(0x7f7fffffu); }
@@ -33,8 +35,7 @@ __device__ __forceinline__ double exp2_accurate(double x) {
   x = x > -1000.0 ? x : -1000.0;
   // Adding 1.5 · 2^52 rounds to the nearest integer, which the low word then holds.
   double const shifted = __dadd_rn(x, 6755399441055744.0);
-  double const g =
-      __dmul_rn(__dsub_rn(x, __dsub_rn(shifted, 6755399441055744.0)), 0.69314718055994530942);
+  double const g = __dmul_rn(__dsub_rn(x, __dsub_rn(shifted, 6755399441055744.0)), ln_2);
   // Taylor to degree 8 in Estrin's order.
   double const g2 = __dmul_rn(g, g), g4 = __dmul_rn(g2, g2);
   double const low = __fma_rn(__fma_rn(1.0 / 6, g, 0.5), g2, __fma_rn(1.0, g, 1.0));
@@ -55,13 +56,12 @@ __device__ __forceinline__ double reciprocal(double x) {
 /// Constants of a call that segments need.
 struct SegmentOptions {
   float exponent_scale;  ///< logit_unit · log2(e)/T
-  float scale;           ///< logit_unit/T
   bool narrow;           ///< a segment holds the row
 
   static SegmentOptions make(RowJob const& job) {
     return {static_cast<float>(static_cast<double>(logit_unit) * 1.4426950408889634074 /
                                job.options.temperature),
-            job.options.scale, job.columns <= segment_columns};
+            job.columns <= segment_columns};
   }
 };
 
@@ -326,10 +326,11 @@ struct GradientConstants {
   float max_student, max_teacher;  ///< in units
   float scale;                     ///< of the whole gradient
   float ratio;                     ///< forward KL: pt's factor over ps's
-  float mean;                      ///< reverse KL: in units; JSD
+  float mean;                      ///< reverse KL: in units; JSD: in bits
   bool huge;                       ///< the weight is so large that `scale` lacks the unit
   // JSD
-  float inverse_sum_student, inverse_sum_teacher, log_ratio, beta, beta_rest;
+  float inverse_sum_student, inverse_sum_teacher, beta, beta_rest;
+  float log_ratio;  ///< log2(S_teacher) - log2(S_student)
 };
 
 /// \brief The state of a row, as row_constants gives it.
@@ -344,15 +345,13 @@ template <Divergence divergence>
 __device__ __forceinline__ GradientConstants gradient_constants(RowStatistics const& s,
                                                                 KernelOptions const& options,
                                                                 double mean_jsd, float weight) {
-  GradientConstants c;
+  GradientConstants c{};
   c.state = row_state(s);
   c.max_student = in_units(s.max_student);
   c.max_teacher = in_units(s.max_teacher);
-  c.inverse_sum_student = c.inverse_sum_teacher = c.log_ratio = c.mean = 0;
   c.beta = static_cast<float>(options.beta);
   c.beta_rest = static_cast<float>(1.0 - options.beta);
   c.ratio = 1;
-  c.huge = false;
   double const scale = __dmul_rn(options.temperature, static_cast<double>(weight));
   if (divergence == Divergence::forward_kl) {
     c.ratio = static_cast<float>(__dmul_rn(s.sum_teacher, reciprocal(s.sum_student)));
@@ -368,43 +367,44 @@ __device__ __forceinline__ GradientConstants gradient_constants(RowStatistics co
         c.huge ? __dmul_rn(unit_scale, static_cast<double>(inverse_logit_unit)) : unit_scale);
   }
   if (divergence == Divergence::jsd) {
-    RowConstants const row = row_constants(s, Weighting::none);
-    c.inverse_sum_student = row.inverse_sum_student;
-    c.inverse_sum_teacher = row.inverse_sum_teacher;
-    c.log_ratio = row.log_ratio;
-    c.mean = static_cast<float>(mean_jsd);
-    c.scale = static_cast<float>(__dmul_rn(scale, 1.0 - options.beta) / s.sum_student);
+    if (c.state == RowState::invalid || c.state == RowState::empty) return c;
+    c.inverse_sum_student = static_cast<float>(1.0 / s.sum_student);
+    c.inverse_sum_teacher = static_cast<float>(1.0 / s.sum_teacher);
+    // Logarithms are to base 2 until the end: what is multiplied by ln 2 is the factor.
+    c.log_ratio = static_cast<float>(__dsub_rn(log2(s.sum_teacher), log2(s.sum_student)));
+    c.mean = static_cast<float>(__dmul_rn(mean_jsd, 1 / ln_2));
+    c.scale =
+        static_cast<float>(__dmul_rn(__dmul_rn(scale, 1.0 - options.beta) / s.sum_student, ln_2));
   }
   return c;
 }
 
-/// \brief e^x - 1 for x <= 0 given q = e^x as well, relative precision kept near 0.
-__device__ __forceinline__ float expm1_of(float x, float q) {
-  float p = 1.0f / 120;
-  p = __fmaf_rn(p, x, 1.0f / 24);
-  p = __fmaf_rn(p, x, 1.0f / 6);
-  p = __fmaf_rn(p, x, 0.5f);
-  p = __fmaf_rn(p, x, 1.0f);
-  return x > -0.125f ? __fmul_rn(p, x) : __fsub_rn(q, 1.0f);
+/// \brief 2^x - 1 for x <= 0 given q = 2^x as well, relative precision kept near 0.
+__device__ __forceinline__ float exp2m1_of(float x, float q) {
+  // Minimax on [-0.1875, 0], within 1.9e-8.
+  float p = 0.009131428754870156f;
+  p = __fmaf_rn(p, x, 0.055447387660437226f);
+  p = __fmaf_rn(p, x, 0.24022437584025755f);
+  p = __fmaf_rn(p, x, 0.6931471679636895f);
+  return x > -0.1875f ? __fmul_rn(p, x) : __fsub_rn(q, 1.0f);
 }
 
-/// \brief log(1 + y) for -1 <= y <= 0 given w = 1 + y as well, to about 2e-7 absolutely, with
+/// \brief log2(1 + y) for -1 <= y <= 0 given w = 1 + y as well, to about 3e-7 absolutely, with
 /// relative precision near 0 and exactly 0 there.
-__device__ __forceinline__ float log_of_mixture(float w, float y) {
-  float p = 1.0f / 7;
-  p = __fmaf_rn(p, y, -1.0f / 6);
-  p = __fmaf_rn(p, y, 0.2f);
-  p = __fmaf_rn(p, y, -0.25f);
-  p = __fmaf_rn(p, y, 1.0f / 3);
-  p = __fmaf_rn(p, y, -0.5f);
-  p = __fmaf_rn(p, y, 1.0f);
+__device__ __forceinline__ float log2_of_mixture(float w, float y) {
+  // Minimax on [-0.125, 0], within 1.4e-8.
+  float p = 0.37924000627441534f;
+  p = __fmaf_rn(p, y, -0.35014468575977015f);
+  p = __fmaf_rn(p, y, 0.48138239296565155f);
+  p = __fmaf_rn(p, y, -0.7213398265651865f);
+  p = __fmaf_rn(p, y, 1.4426950603291973f);
   // The special-function unit's log2 keeps absolute precision only.
   float l;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(l) : "f"(w));
-  return y > -0.125f ? __fmul_rn(p, y) : __fmul_rn(l, 0.69314718f);
+  return y > -0.125f ? __fmul_rn(p, y) : l;
 }
 
-/// log(ps/m) and log(pt/m) of a column, exactly 0 where the two agree.
+/// log2(ps/m) and log2(pt/m) of a column, exactly 0 where the two agree.
 struct LogRatios {
   float student, teacher;
 };
@@ -412,20 +412,18 @@ struct LogRatios {
 /// \param[in] a, b distance of the student's and teacher's logit, finite
 __device__ __forceinline__ LogRatios log_ratios(float a, float b, GradientConstants const& c,
                                                 SegmentOptions const& options) {
-  // log pt - log ps, kept finite.
-  float const difference =
-      fminf(fmaxf(__fmaf_rn(__fsub_rn(b, a), options.scale, -c.log_ratio), lowest_float()),
-            largest_float());
+  float const difference = __fmaf_rn(__fsub_rn(b, a), options.exponent_scale, -c.log_ratio);
   bool const student_larger = difference <= 0;
-  float const magnitude = -fabsf(difference);
-  // m / max(ps, pt) is a mixture of 1 and q = e^-|difference|.
-  float const q = exp2_fast(__fmul_rn(magnitude, 1.44269504f));
+  // log2 of the smaller probability over the larger one, kept finite.
+  float const less = fmaxf(-fabsf(difference), lowest_float());
+  // m / max(ps, pt) is a mixture of 1 and q.
+  float const q = exp2_fast(less);
   float const part = student_larger ? c.beta : c.beta_rest;
   float const rest = student_larger ? c.beta_rest : c.beta;
   // Near equality from 1 + part (q - 1), far from it from rest + part q: neither cancels.
-  float const l = log_of_mixture(__fmaf_rn(part, q, rest), __fmul_rn(part, expm1_of(magnitude, q)));
-  return student_larger ? LogRatios{-l, __fsub_rn(difference, l)}
-                        : LogRatios{-__fadd_rn(difference, l), -l};
+  float const l = log2_of_mixture(__fmaf_rn(part, q, rest), __fmul_rn(part, exp2m1_of(less, q)));
+  float const smaller = __fsub_rn(less, l);
+  return student_larger ? LogRatios{-l, smaller} : LogRatios{smaller, -l};
 }
 
 /// \brief JSD's sums over a segment of a regular row; the same on all lanes.
@@ -449,8 +447,8 @@ __device__ __forceinline__ JsdSums segment_jsd_sums(VS const (&s)[vectors], VT c
       teacher[j % 2] = __fmaf_rn(pt, log_m.teacher, teacher[j % 2]);
     }
   JsdSums sums;
-  sums.student = warp_sum(__fadd_rn(student[0], student[1]));
-  sums.teacher = warp_sum(__fadd_rn(teacher[0], teacher[1]));
+  sums.student = __dmul_rn(warp_sum(__fadd_rn(student[0], student[1])), ln_2);
+  sums.teacher = __dmul_rn(warp_sum(__fadd_rn(teacher[0], teacher[1])), ln_2);
   return sums;
 }
 
