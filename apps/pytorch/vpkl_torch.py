@@ -312,6 +312,11 @@ class _Probe:
         self._local.active = self
         try:
             self.returned = fetcher(start, end)
+        except Exception:
+            # Whoever works on a chunk may fail on what stands for it, and is called in earnest later.
+            if self.cache is None:
+                raise
+            self.returned = None
         finally:
             self._local.active = None
         # The cache whose chunks the fetcher hands on unchanged.

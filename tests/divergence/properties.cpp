@@ -235,6 +235,27 @@ TYPED_TEST(DivergenceProperties, subnormal_gradients_are_kept) {
   }
 }
 
+// Where one id, or some equal ones, have all the probability that counts, the gradient consists of
+// what the others have, however little that is.
+TYPED_TEST(DivergenceProperties, gradients_of_tiny_probabilities) {
+  FloatingPointTraps const traps;
+  for (std::int64_t width : {4, 1024, 3000})
+    for (int largest : {1, 2})
+      for (float next : {-40.0f, -88.0f, -95.0f})
+        for (Divergence divergence : divergences) {
+          if (largest > 1 && width > 1024) continue;  // docs/known-flaws.md
+          Problem problem(1, width);
+          std::fill(problem.student.begin(), problem.student.end(), -200.0f);
+          for (int i = 0; i < largest; ++i)
+            problem.student[static_cast<std::size_t>(i)] = 0;
+          problem.student[static_cast<std::size_t>(width - 1)] = next;
+          problem.teacher = problem.student;
+          problem.teacher[static_cast<std::size_t>(width - 1)] += 0.0125f;
+          problem.options.divergence = divergence;
+          this->expect_right(problem);
+        }
+}
+
 // The gradient is linear in the weight: exactly so for powers of two and for the sign.
 TYPED_TEST(DivergenceProperties, weights_scale_the_gradient) {
   for (Divergence divergence : divergences) {

@@ -29,6 +29,18 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return r;
 }
 
+/// \brief As exp2_fast, and with its bits, but results below 2^-126 are kept.
+__device__ __forceinline__ float exp2_subnormal(float x) {
+  float r;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+template <bool subnormal>
+__device__ __forceinline__ float exp2_to_float(float x) {
+  return subnormal ? exp2_subnormal(x) : exp2_fast(x);
+}
+
 /// \brief 2^x for x <= 0 in double, to about 1e-9, exactly 1 at 0. Short chains and no branch,
 /// since rows wait for it.
 __device__ __forceinline__ double exp2_accurate(double x) {
@@ -129,7 +141,7 @@ __device__ __forceinline__ float distance(float logit, float max_in_units) {
 /// Stands for the distance of -inf where a finite one is needed.
 __device__ __forceinline__ float beyond_all() { return -0x1p120f; }
 
-__device__ __forceinline__ float exp2_of(float x) { return exp2_fast(x); }
+__device__ __forceinline__ float exp2_of(float x) { return exp2_subnormal(x); }
 __device__ __forceinline__ double exp2_of(double x) { return exp2_accurate(x); }
 
 /// \brief Sums of a segment whose largest terms, each exactly 1, are kept apart, and the support
@@ -327,7 +339,7 @@ struct GradientConstants {
   float scale;                     ///< of the whole gradient
   float ratio;                     ///< forward KL: pt's factor over ps's
   float mean;                      ///< reverse KL: in units; JSD: in bits
-  bool huge;                       ///< the weight is so large that `scale` lacks the unit
+  float rare;  ///< 0 for most rows; others need subnormal probabilities, and this factor at the end
   // JSD
   float inverse_sum_student, inverse_sum_teacher, beta, beta_rest;
   float log_ratio;  ///< log2(S_teacher) - log2(S_student)
@@ -352,6 +364,9 @@ __device__ __forceinline__ GradientConstants gradient_constants(RowStatistics co
   c.beta = static_cast<float>(options.beta);
   c.beta_rest = static_cast<float>(1.0 - options.beta);
   c.ratio = 1;
+  // Beside ids of probability 1, or equal ones, the others may be all that the gradient consists
+  // of.
+  if (divergence != Divergence::forward_kl) c.rare = trunc(s.sum_student) == s.sum_student;
   double const scale = __dmul_rn(options.temperature, static_cast<double>(weight));
   if (divergence == Divergence::forward_kl) {
     c.ratio = static_cast<float>(__dmul_rn(s.sum_teacher, reciprocal(s.sum_student)));
@@ -362,9 +377,11 @@ __device__ __forceinline__ GradientConstants gradient_constants(RowStatistics co
     c.mean = s.difference;
     double const unit_scale =
         __dmul_rn(__dmul_rn(scale, static_cast<double>(options.scale)), reciprocal(s.sum_student));
-    c.huge = !(fabs(unit_scale) <= static_cast<double>(largest_float()));
+    // A weight so large that the scale must do without the unit.
+    bool const huge = !(fabs(unit_scale) <= static_cast<double>(largest_float()));
     c.scale = static_cast<float>(
-        c.huge ? __dmul_rn(unit_scale, static_cast<double>(inverse_logit_unit)) : unit_scale);
+        huge ? __dmul_rn(unit_scale, static_cast<double>(inverse_logit_unit)) : unit_scale);
+    c.rare = huge ? logit_unit : c.rare;
   }
   if (divergence == Divergence::jsd) {
     if (c.state == RowState::invalid || c.state == RowState::empty) return c;
@@ -427,7 +444,8 @@ __device__ __forceinline__ LogRatios log_ratios(float a, float b, GradientConsta
 }
 
 /// \brief JSD's sums over a segment of a regular row; the same on all lanes.
-template <class VS, class VT>
+/// \tparam subnormal whether probabilities below 2^-126 are kept
+template <bool subnormal, class VS, class VT>
 __device__ __forceinline__ JsdSums segment_jsd_sums(VS const (&s)[vectors], VT const (&t)[vectors],
                                                     GradientConstants const& c,
                                                     SegmentOptions const& options) {
@@ -438,10 +456,10 @@ __device__ __forceinline__ JsdSums segment_jsd_sums(VS const (&s)[vectors], VT c
     for (int j = 0; j < vector_columns; ++j) {
       float const a = fmaxf(distance(s[i].get(j), c.max_student), beyond_all());
       float const b = fmaxf(distance(t[i].get(j), c.max_teacher), beyond_all());
-      float const ps =
-          __fmul_rn(exp2_fast(__fmul_rn(a, options.exponent_scale)), c.inverse_sum_student);
-      float const pt =
-          __fmul_rn(exp2_fast(__fmul_rn(b, options.exponent_scale)), c.inverse_sum_teacher);
+      float const ps = __fmul_rn(exp2_to_float<subnormal>(__fmul_rn(a, options.exponent_scale)),
+                                 c.inverse_sum_student);
+      float const pt = __fmul_rn(exp2_to_float<subnormal>(__fmul_rn(b, options.exponent_scale)),
+                                 c.inverse_sum_teacher);
       LogRatios const log_m = log_ratios(a, b, c, options);
       student[j % 2] = __fmaf_rn(ps, log_m.student, student[j % 2]);
       teacher[j % 2] = __fmaf_rn(pt, log_m.teacher, teacher[j % 2]);
@@ -463,12 +481,14 @@ __device__ inline JsdSums merge_sums(JsdSums const* parts, std::int64_t count) {
 }
 
 /// \brief Gradient of one column of a regular or infinite row.
+/// \tparam subnormal whether probabilities below 2^-126 are kept
 /// \param[in] s, t the logits
-template <Divergence divergence>
+template <Divergence divergence, bool subnormal = false>
 __device__ __forceinline__ float column_gradient(float s, float t, GradientConstants const& c,
                                                  SegmentOptions const& options) {
   float const a = distance(s, c.max_student), b = distance(t, c.max_teacher);
-  float const es = exp2_fast(__fmul_rn(a, options.exponent_scale));
+  float const exponent = __fmul_rn(a, options.exponent_scale);
+  float const es = exp2_to_float<subnormal>(exponent);
   // Equal rows have ratio 1 and mean 0: exactly 0.
   if (divergence == Divergence::forward_kl)
     return __fmul_rn(__fmaf_rn(es, c.ratio, -exp2_fast(__fmul_rn(b, options.exponent_scale))),
@@ -517,7 +537,7 @@ __device__ __forceinline__ VS special_gradient(VS const& s, RowState state) {
 /// \brief Whether `vector_gradient` is right for the row.
 template <Divergence divergence>
 __device__ __forceinline__ bool ordinary(GradientConstants const& c) {
-  return !special<divergence>(c.state) && !c.huge;
+  return !special<divergence>(c.state) && c.rare == 0;
 }
 
 /// \brief Gradient of a vector of columns of any row.
@@ -525,10 +545,10 @@ template <Divergence divergence, class VS, class VT>
 __device__ __forceinline__ VS any_gradient(VS const& s, VT const& t, GradientConstants const& c,
                                            SegmentOptions const& options) {
   if (special<divergence>(c.state)) return special_gradient(s, c.state);
-  if (!c.huge) return vector_gradient<divergence>(s, t, c, options);
+  if (c.rare == 0) return vector_gradient<divergence>(s, t, c, options);
   VS out;
   auto const at = [&](int j) {
-    return __fmul_rn(column_gradient<divergence>(s.get(j), t.get(j), c, options), logit_unit);
+    return __fmul_rn(column_gradient<divergence, true>(s.get(j), t.get(j), c, options), c.rare);
   };
 #pragma unroll
   for (int j = 0; j < vector_columns; j += 2)

@@ -117,7 +117,8 @@ __global__ void __launch_bounds__(block_threads)
       typename RowPointer<T>::Loaded t[vectors];
       student.load(i * segment_columns, job.columns, lane, s);
       teacher.load(i * segment_columns, job.columns, lane, t);
-      part = segment_jsd_sums(s, t, constants, options);
+      part = constants.rare == 0 ? segment_jsd_sums<false>(s, t, constants, options)
+                                 : segment_jsd_sums<true>(s, t, constants, options);
     }
     if (lane == 0) sums[i] = part;
   }
