@@ -320,8 +320,8 @@ class _Probe:
         finally:
             self._local.active = None
         # The cache whose chunks the fetcher hands on unchanged.
-        plain = (self.returned is self.answer and self.bounds == (start, end)
-                 and (self.answer.is_inference() or self.answer._version == 0))
+        plain = (self.cache is not None and self.returned is self.answer
+                 and self.bounds == (start, end) and self.answer._version == 0)
         self.served_by = self.cache if plain else None
 
     @classmethod
@@ -393,10 +393,11 @@ class TeacherLogitCache:
         device, dtype = torch.device(device), dtype or self._dtype
         probe = _Probe.active()
         if probe is not None:
+            # Whoever keeps it for data is to notice. An inference tensor would not count its changes.
+            with torch.inference_mode(False):
+                nan = torch.full((1,), float("nan"), dtype=dtype, device=device)
+                probe.answer = nan.expand(batch, end - start, width)
             probe.cache, probe.bounds = self, (start, end)
-            # Whoever keeps it for data is to notice.
-            nan = torch.full((1,), float("nan"), dtype=dtype, device=device)
-            probe.answer = nan.expand(batch, end - start, width)
             return probe.answer
         if self._handle is None:
             return self._tensor[:, start:end].to(device=device, dtype=dtype, non_blocking=True)
@@ -556,13 +557,14 @@ class _Distillation(torch.autograd.Function):
             return ctx.full * factor, None, None, None
         counted = ctx.counted * factor
         full, ctx.full = ctx.full, None
+        rows_of_all = ctx.shape[0] * ctx.shape[1], ctx.shape[2]
         try:
             if full is None:
                 full = counted.new_zeros(ctx.shape)
-            full.view(-1, ctx.shape[2]).index_copy_(0, ctx.places, counted)
+            full.view(*rows_of_all).index_copy_(0, ctx.places, counted)
         except RuntimeError:  # under vmap: only `counted` has the batch
             full = counted.new_zeros(ctx.shape)
-            full.view(-1, ctx.shape[2]).index_copy_(0, ctx.places, counted)
+            full.view(*rows_of_all).index_copy_(0, ctx.places, counted)
         return full, None, None, None
 
 
@@ -576,8 +578,8 @@ def _gathered(group, mine):
 
 
 def _agreed(group, local, told=None):
-    """What `local` returns; what it raises on one rank, every rank of the group raises. `told` must
-    be equal on all ranks."""
+    """What `local` returns; what it raises on one rank, every rank of the group raises. `told` by name
+    must be equal on all ranks."""
     result = error = None
     try:
         result = local()
@@ -589,9 +591,10 @@ def _agreed(group, local, told=None):
             for rank, (text, other) in enumerate(all_told):
                 if text:
                     raise VpklError(f"rank {rank}: {text}")
-                if other != all_told[0][1]:
-                    raise VpklError(f"masks or shapes differ: {all_told[0][1]} on rank 0, {other} on "
-                                    f"rank {rank}")
+                for name, value in (other or {}).items():
+                    first = all_told[0][1][name]
+                    if value != first:
+                        raise VpklError(f"{name} differ: {first} on rank 0, {value} on rank {rank}")
     if error is not None:
         raise error
     return result
@@ -616,7 +619,10 @@ def _distil(student, fetcher, mask, loss_type, temperature, chunk_size, group, s
     told = None
     if group is not None:
         digest = hashlib.sha256(host_mask.contiguous().numpy().tobytes()).hexdigest()[:16]
-        told = tuple(host_mask.shape), digest, chunk_size
+        # Plans are kept: ranks that do not ask for the same would not make the same collectives.
+        told = {"mask shapes": tuple(host_mask.shape), "masks": digest, "chunk sizes": chunk_size,
+                "loss types": loss_type, "temperatures": float(temperature),
+                "student types": str(student.dtype), "in_place": bool(in_place)}
     _agreed(group, lambda: _check(student, host_mask, loss_type, chunk_size, in_place), told)
 
     # A fetcher that only hands on chunks of a cache is served by rows: what does not count never

@@ -326,7 +326,7 @@ static void device_callbacks(vpkl_comm_callbacks callbacks) {
     vpkl_shard const shard = {4, begin, begin + width, width, width};
     if (rank == 0) callbacks.all_gather_device = mpi_gather_device;
     OK(vpkl_comm_from_callbacks(&callbacks, &comm));
-    REFUSED(vpkl_vocab_create(comm, &shard, &vocab), VPKL_AGREEMENT_ERROR, "all_gather_device");
+    REFUSED(vpkl_vocab_create(comm, &shard, &vocab), VPKL_AGREEMENT_ERROR, "device memory");
     vpkl_comm_destroy(comm);
   }
   callbacks.all_gather_device = mpi_gather_device;

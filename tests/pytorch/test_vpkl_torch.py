@@ -144,8 +144,16 @@ class Losses(Case):
             chunk[...] = 0 if torch.isnan(chunk.flatten()[0]) else 2 * chunk
             return chunk
 
+        def changed_in_inference_mode(start, end):
+            with torch.inference_mode():
+                chunk = fetch(start, end)
+                chunk.fill_(3)
+            return chunk
+
         others = {
             "changed in place": (changed, 2 * teacher[:, :-1]),
+            "changed in inference mode": (changed_in_inference_mode,
+                                          torch.full_like(teacher[:, :-1], 3)),
             "scaled": (lambda s, e: 2 * fetch(s, e), 2 * teacher[:, :-1]),
             "shifted": (lambda s, e: fetch(s + 1, e + 1), teacher[:, 1:]),
             "copied": (lambda s, e: fetch(s, e).clone(), teacher[:, :-1]),
@@ -196,6 +204,13 @@ class Losses(Case):
                     for way in (batched, apart):
                         loss = streamed_distillation_loss(leaf, fetcher, counted, "forward_kl")
                         self.assert_near(way(loss, leaf), 3 * want, 2e-6)
+
+    def test_a_fetcher_that_fails_says_why(self):
+        student, teacher, mask = problem("cpu")
+        cache = TeacherLogitCache.from_gpu_logits(teacher)
+        with self.assertRaisesRegex(RuntimeError, "NVIDIA|CUDA|cuda|device"):
+            streamed_distillation_loss(student[:, :-1],
+                                       lambda s, e: cache.chunk_to_device(s, e, "cuda:77"), mask)
 
     def test_in_place(self):
         for device in DEVICES:
@@ -385,19 +400,21 @@ def sharded(rank, size, folder, backend):
         assert vpkl_torch._nccl_of(dist.group.WORLD), "torch's communicator was not found"
     student, teacher, mask = problem(device)
     width = student.shape[-1]
-    shard = Shard(width, width * rank // size, width * (rank + 1) // size)
-    local = slice(shard.begin, shard.end)
-    for loss_type in LOSSES:
+    even = width * rank // size, width * (rank + 1) // size
+    all_on_the_first = (0, width) if rank == 0 else (width, width)
+    for loss_type, (begin, end) in itertools.product(LOSSES, (all_on_the_first, even)):
         want, gradient = expected(student[:, :-1], teacher[:, :-1], mask, loss_type)
-        cache = TeacherLogitCache.from_gpu_logits(teacher[..., local], torch.float32)
-        leaf = student[:, :-1, local].clone().requires_grad_()
-        loss = streamed_distillation_loss(
-            leaf, lambda s, e: cache.chunk_to_device(s, e, device), mask, loss_type,
-            group=dist.group.WORLD, shard=shard)
-        loss.backward()
-        assert abs(loss.item() - want.item()) < 2e-6 * abs(want.item()), (loss, want)
-        difference = (leaf.grad.double() - gradient[..., local]).norm() / gradient.norm()
-        assert difference < 2e-6, difference
+        shard, local = Shard(width, begin, end), slice(begin, end)
+        cache = TeacherLogitCache.from_gpu_logits(teacher[..., local].contiguous(), torch.float32)
+        for fetcher in (lambda s, e: cache.chunk_to_device(s, e, device),
+                        lambda s, e: teacher[:, s:e, local]):
+            leaf = student[:, :-1, local].clone().requires_grad_()
+            loss = streamed_distillation_loss(leaf, fetcher, mask, loss_type,
+                                              group=dist.group.WORLD, shard=shard)
+            loss.backward()
+            assert abs(loss.item() - want.item()) < 2e-6 * abs(want.item()), (loss, want)
+            difference = (leaf.grad.double() - gradient[..., local]).norm() / gradient.norm()
+            assert difference < 2e-6, difference
 
     def fetch(start, end):
         return teacher[:, start:end, local]
@@ -410,9 +427,11 @@ def sharded(rank, size, folder, backend):
     other = mask.clone()
     other[0, 6] = 0
     mistakes = {
-        "temperature": dict(temperature=-1.0 if last else 1.0),
+        "temperatures differ": dict(temperature=2.0 if last else 1.0),
+        "temperature is -1": dict(temperature=-1.0),
+        "loss types differ": dict(loss_type="jsd" if last else "forward_kl"),
         "the disk is gone": dict(teacher_chunk_fetcher=fail if last else fetch),
-        "masks or shapes differ": dict(response_mask=other if last else mask),
+        "masks differ": dict(response_mask=other if last else mask),
         "does not match": dict(response_mask=mask[:, :-1] if last else mask),
         "Unknown loss_type": dict(loss_type="kl" if last else "jsd"),
     }

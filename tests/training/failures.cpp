@@ -229,6 +229,7 @@ TYPED_TEST(StreamedLossFailures, packed_gradient_of_no_rows) {
   setup.packed = true;
   Session<TypeParam> session(this->exec, this->comm, given, setup);
   session.store();
+  ASSERT_NE(session.gradient.data, nullptr);
   if (this->on_rank(0)) session.gradient = Rows{};
   EXPECT_EQ(session.compute().tokens, 0);
   EXPECT_TRUE(session.cache.holds_rows());

@@ -154,10 +154,11 @@ vpkl_status vpkl_vocab_create(const vpkl_comm* comm, const vpkl_shard* shard, vp
       deref(shard, "shard");
       deref(vocab, "vocabulary");
     });
+    bool on_device = false;
 #ifdef VPKL_ENABLE_CUDA
-    // Whatever exchanges on the device needs a vocabulary.
-    agreement.equal("all_gather_device", group.stays_on_device());
+    on_device = group.stays_on_device();
 #endif
+    agreement.equal("collectives of device memory", on_device);
     agreement.exchange(group);
     VocabShard::Spec spec;
     spec.vocabulary = shard->vocabulary;

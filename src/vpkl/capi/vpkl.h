@@ -136,8 +136,8 @@ typedef struct vpkl_comm_callbacks {
   int (*all_gather)(void* context, const void* local, void* gathered, size_t bytes,
                     int64_t timeout_ms);
   /** The same in device memory: after the work on `cuda_stream`, before what follows there; need
-   * not be waited for. Set on every rank or on none; null: vpkl copies to the host and calls
-   * all_gather. */
+   * not be waited for. Set on every rank or on none (vpkl_vocab_create compares); null: vpkl copies
+   * to the host and calls all_gather. */
   int (*all_gather_device)(void* context, const void* local, void* gathered, size_t bytes,
                            void* cuda_stream, int64_t timeout_ms);
 } vpkl_comm_callbacks;
