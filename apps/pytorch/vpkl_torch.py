@@ -556,16 +556,18 @@ class _Distillation(torch.autograd.Function):
         if ctx.counted is None:
             return ctx.full * factor, None, None, None
         counted = ctx.counted * factor
-        full, ctx.full = ctx.full, None
-        rows_of_all = ctx.shape[0] * ctx.shape[1], ctx.shape[2]
-        try:
-            if full is None:
-                full = counted.new_zeros(ctx.shape)
-            full.view(*rows_of_all).index_copy_(0, ctx.places, counted)
-        except RuntimeError:  # under vmap: only `counted` has the batch
-            full = counted.new_zeros(ctx.shape)
-            full.view(*rows_of_all).index_copy_(0, ctx.places, counted)
-        return full, None, None, None
+
+        def filled(full):
+            full.view(ctx.shape[0] * ctx.shape[1], ctx.shape[2]).index_copy_(0, ctx.places, counted)
+            return full
+
+        made, ctx.full = ctx.full, None
+        if made is not None:
+            try:
+                return filled(made), None, None, None
+            except RuntimeError:  # under vmap: only `counted` has the batch
+                pass
+        return filled(counted.new_zeros(ctx.shape)), None, None, None
 
 
 def _gathered(group, mine):
@@ -616,9 +618,10 @@ def _check(student, mask, loss_type, chunk_size, in_place):
 
 def _distil(student, fetcher, mask, loss_type, temperature, chunk_size, group, shard, in_place):
     host_mask = mask.detach().to("cpu", torch.float32)
+    weights = host_mask.numpy()  # torch's own operators take several times as long on so little
     told = None
     if group is not None:
-        digest = hashlib.sha256(host_mask.contiguous().numpy().tobytes()).hexdigest()[:16]
+        digest = hashlib.sha256(weights.tobytes()).hexdigest()[:16]
         # Plans are kept: ranks that do not ask for the same would not make the same collectives.
         told = {"mask shapes": tuple(host_mask.shape), "masks": digest, "chunk sizes": chunk_size,
                 "loss types": loss_type, "temperatures": float(temperature),
@@ -628,7 +631,6 @@ def _distil(student, fetcher, mask, loss_type, temperature, chunk_size, group, s
     # A fetcher that only hands on chunks of a cache is served by rows: what does not count never
     # crosses the bus.
     _, length, width = student.shape
-    weights = host_mask.numpy()  # torch's own operators take several times as long on so little
     counts = weights != 0
     counted = np.flatnonzero(counts)
     cache = None

@@ -77,8 +77,8 @@ class StreamedLoss {
   /// \param[in] normalization what the sum over rows is divided and multiplied by
   /// \param[out] gradient as `student`, or data null; may be the student's rows. Rows that do not
   /// count are written 0. With PlanKind::rows also `[tokens, student_width]`: the counted rows
-  /// alone, in their order. \throws InvalidArgument, AgreementError, OutOfMemory,
-  /// CommunicationError on every rank
+  /// alone, in their order.
+  /// \throws InvalidArgument, AgreementError, OutOfMemory, CommunicationError on every rank
   LossResult compute(ExecutionSpace const& exec, ConstRows const& student,
                      TeacherCache<ExecutionSpace>& cache, ResponseMask const& mask,
                      Normalization const& normalization, Rows const& gradient);
