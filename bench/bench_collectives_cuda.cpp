@@ -3,8 +3,9 @@
 //
 //   mpirun -n 2 bench_collectives_cuda
 //
-// `collective_us` is an all-gather of the call's message alone, measured beside each case; `share`
-// is that over the whole call. Shards of a vocabulary of 151,936, bf16, forward KL.
+// `collective_us` is an all-gather of the call's messages as one, measured beside each case;
+// `share` is that over the whole call. With `known_teacher` the teacher's statistics are, and the
+// values come by a second message. Shards of a vocabulary of 151,936, bf16, forward KL.
 #include "cuda_bench.hpp"
 #include "runtime.hpp"
 
@@ -13,6 +14,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -49,7 +51,9 @@ double all_gather(Communicator const& comm, std::size_t bytes) {
   return median(times) * 1e3;
 }
 
-void operation(benchmark::State& state, Communicator const& comm, Route route, std::int64_t rows) {
+/// \param[in] known whether the teacher's statistics are: values then take one more message
+void operation(benchmark::State& state, Communicator const& comm, Route route, bool known,
+               std::int64_t rows) {
   Exec const exec;
   auto const [begin, end] = even_range(vocabulary, comm.size(), comm.rank());
   VocabShard const shard =
@@ -68,13 +72,26 @@ void operation(benchmark::State& state, Communicator const& comm, Route route, s
   ByteView<Exec> const value = impl::allocate_bytes(exec, "vpkl_bench::value",
                                                     static_cast<std::size_t>(rows) * sizeof(float));
 
+  ByteView<Exec> const shares = impl::allocate_bytes(
+      exec, "vpkl_bench::shares", static_cast<std::size_t>(rows * comm.size()) * sizeof(double));
+  ByteView<Exec> const records = impl::allocate_bytes(
+      exec, "vpkl_bench::records", static_cast<std::size_t>(rows) * sizeof(RowStatistics));
+  KnownTeacher const teacher_known{reinterpret_cast<RowStatistics const*>(records.data()), nullptr};
+  impl::teacher_statistics(exec, teacher, teacher.width, ElementType::bf16, 1,
+                           reinterpret_cast<RowStatistics*>(records.data()));
+  auto* const values = reinterpret_cast<float*>(value.data());
+  auto* const parts = reinterpret_cast<double*>(shares.data());
+
   auto const before = comm.counters();
   impl::HeaderLog<Exec> log(comm, 1);
   Timer timer;
   auto const sample = [&] {
     double const ms = timer.milliseconds(exec.cuda_stream(), [&] {
-      plan.execute(exec, student, teacher, nullptr, reinterpret_cast<float*>(value.data()),
-                   gradient, nullptr, &log);
+      if (!known)
+        return plan.execute(exec, student, teacher, nullptr, values, gradient, nullptr, &log);
+      plan.execute_known(exec, student, teacher, teacher_known, nullptr, parts + comm.rank() * rows,
+                         gradient, nullptr, &log);
+      plan.add_shares(exec, rows, parts, values);
     });
     log.check();
     log.clear();
@@ -129,12 +146,16 @@ int main(int argc, char** argv) {
       throw InvalidArgument("number of ranks is 1, expected at least 2: nothing is exchanged");
     Communicator const comm = Communicator::nccl(world);
     Registered const registered;
-    for (Route route : {Route::vocab_parallel, Route::gathered})
+    for (auto const& [route, known] :
+         {std::pair(Route::vocab_parallel, false), std::pair(Route::vocab_parallel, true),
+          std::pair(Route::gathered, false)})
       for (std::int64_t rows : {64, 256, 1024, 4096}) {
-        std::string const name =
-            std::string("operator/") + to_string(route) + "/" + std::to_string(rows);
-        benchmark::RegisterBenchmark(
-            name.c_str(), [=](benchmark::State& state) { operation(state, comm, route, rows); })
+        std::string const name = std::string("operator/") + to_string(route) +
+                                 (known ? "_known_teacher/" : "/") + std::to_string(rows);
+        benchmark::RegisterBenchmark(name.c_str(),
+                                     [=, route = route, known = known](benchmark::State& state) {
+                                       operation(state, comm, route, known, rows);
+                                     })
             ->UseManualTime()
             ->Unit(benchmark::kMicrosecond)
             ->Iterations(iterations);

@@ -2,8 +2,9 @@
 // Value and gradient on one GPU against the time that its bytes take in a device copy.
 //
 // `floor` is the least number of passes over one tensor (fused: both models read, the gradient
-// written; two-phase: both read twice; JSD in two phases: three times) at the bandwidth of a large
-// device-to-device copy measured first in the same run; `ratio` is the time over that.
+// written; two-phase: both read twice, the teacher once where its statistics are known; JSD in two
+// phases: three times) at the bandwidth of a large device-to-device copy measured first in the same
+// run; `ratio` is the time over that.
 #include "cuda_bench.hpp"
 
 #include <vpkl/divergence/plan.hpp>
@@ -22,7 +23,7 @@ namespace {
 using namespace vpkl;
 using namespace vpkl::bench;
 
-enum class Form { fused, two_phase };
+enum class Form { fused, two_phase, known_teacher };
 
 template <class T>
 void divergence(benchmark::State& state, Divergence which, Form form, std::int64_t rows,
@@ -57,6 +58,11 @@ void divergence(benchmark::State& state, Divergence which, Form form, std::int64
   Kokkos::View<RowStatistics*, Kokkos::CudaSpace> records("vpkl_bench::records", rows);
   Kokkos::View<impl::JsdSums*, Kokkos::CudaSpace> sums("vpkl_bench::sums", rows);
   bool const jsd = which == Divergence::jsd;
+  Kokkos::View<double*, Kokkos::CudaSpace> shares("vpkl_bench::shares", rows);
+  Kokkos::View<RowStatistics*, Kokkos::CudaSpace> known("vpkl_bench::known", sets * rows);
+  for (int set = 0; set < sets; ++set)
+    impl::teacher_statistics(exec, tensor(set, 1), columns, type, options.divergence.temperature,
+                             known.data() + set * rows);
 
   auto const call = [&](int set) {
     if (form == Form::fused) {
@@ -68,6 +74,14 @@ void divergence(benchmark::State& state, Divergence which, Form form, std::int64
     job.teacher = tensor(set, 1);
     job.columns = columns;
     job.options = impl::KernelOptions::make(options.divergence);
+    if (form == Form::known_teacher) {
+      job.known.records = known.data() + set * rows;
+      kernels.statistics(exec, job, records.data());
+      kernels.finish_known(exec, job, records.data(), true, shares.data(), tensor(set, 2));
+      kernels.add_shares(exec, rows, shares.data(), 1, options.divergence.temperature,
+                         value.data());
+      return;
+    }
     kernels.statistics(exec, job, records.data());
     if (jsd) kernels.jsd_sums(exec, job, records.data(), sums.data());
     kernels.finish(exec, job, records.data(), jsd ? sums.data() : nullptr, 1, 0, value.data(),
@@ -92,7 +106,7 @@ void divergence(benchmark::State& state, Divergence which, Form form, std::int64
     state.SetIterationTime(seconds);
   }
   double const typical = median(times);
-  int const passes = form == Form::fused ? 3 : jsd ? 7 : 5;
+  int const passes = form == Form::fused ? 3 : form == Form::known_teacher ? 4 : jsd ? 7 : 5;
   double const floor = passes * static_cast<double>(bytes) / copy_bandwidth();
   state.counters["median_us"] = typical * 1e6;
   state.counters["passes"] = passes;
@@ -108,7 +122,9 @@ void divergence(benchmark::State& state, Divergence which, Form form, std::int64
 template <class T>
 void add(Divergence which, Form form, std::int64_t rows, std::int64_t columns) {
   std::string const name = std::string("divergence/") + to_string(which) +
-                           (form == Form::fused ? "/one_rank/" : "/two_phase/") +
+                           (form == Form::fused       ? "/one_rank/"
+                            : form == Form::two_phase ? "/two_phase/"
+                                                      : "/known_teacher/") +
                            to_string(ElementTraits<T>::type) + "/" + std::to_string(rows) + "x" +
                            std::to_string(columns);
   benchmark::RegisterBenchmark(
@@ -129,9 +145,10 @@ int main(int argc, char** argv) {
   for (std::int64_t columns : {75968, 151936})
     for (std::int64_t rows : {64, 1024, 4096})
       for (Divergence which : {Divergence::forward_kl, Divergence::reverse_kl, Divergence::jsd})
-        for (Form form : {Form::fused, Form::two_phase})
-          add<bfloat16>(which, form, rows, columns);
-  for (Form form : {Form::fused, Form::two_phase}) {
+        for (Form form : {Form::fused, Form::two_phase, Form::known_teacher})
+          if (form != Form::known_teacher || which == Divergence::forward_kl)
+            add<bfloat16>(which, form, rows, columns);
+  for (Form form : {Form::fused, Form::two_phase, Form::known_teacher}) {
     add<vpkl::half>(Divergence::forward_kl, form, 1024, 75968);
     add<float>(Divergence::forward_kl, form, 1024, 75968);
   }

@@ -79,7 +79,8 @@ class _Divergence(ctypes.Structure):
 
 class _CacheOptions(ctypes.Structure):
     _fields_ = [("response_rows_only", ctypes.c_int), ("store_type", ctypes.c_int),
-                ("memory_budget", ctypes.c_size_t), ("transfer_engine", ctypes.c_char_p)]
+                ("memory_budget", ctypes.c_size_t), ("transfer_engine", ctypes.c_char_p),
+                ("statistics_temperature", ctypes.c_double), ("statistics_columns", _i64)]
 
 
 class _Normalization(ctypes.Structure):
@@ -361,7 +362,7 @@ class TeacherLogitCache:
         self = cls.__new__(cls)
         logits = _usable(logits.detach())
         batch, length, _ = logits.shape
-        options = _CacheOptions(0, _TYPES[store_dtype], 0, None)
+        options = _CacheOptions(0, _TYPES[store_dtype], 0, None, 0, 0)
         self._device, self._tensor = logits.device, None
         self._shape, self._dtype = tuple(logits.shape), store_dtype
         self._handle = _Handle("cache", _space(logits.device), _comm(None).pointer,

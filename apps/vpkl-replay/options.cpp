@@ -83,6 +83,9 @@ void define(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--logits-type", t.logits_type, "fp32, bf16 or fp16")->capture_default_str();
   app.add_option("--transfer-engine", t.transfer_engine,
                  "automatic, pageable, staged, pinned_rows, pinned_2d or mapped (devices only)");
+  app.add_flag("--teacher-statistics", o.teacher_statistics,
+               "Keep the teacher's statistics with its rows: forward KL of several vocab_parallel "
+               "ranks then reads the teacher once");
   app.add_option("--cache-mode", t.cache_mode, "all rows, or only response rows")
       ->capture_default_str();
   app.add_option("--cache-budget", o.cache_budget, "Bytes of the teacher cache; 0: what is free")
@@ -216,6 +219,7 @@ nlohmann::json Options::describe() const {
           {"logits_type", to_string(logits_type)},
           {"cache_mode", to_string(cache_mode)},
           {"transfer_engine", to_string(transfer_engine)},
+          {"teacher_statistics", teacher_statistics},
           {"cache_budget", cache_budget},
           {"transport", transport},
           {"data_parallel", data_parallel},

@@ -31,6 +31,7 @@ struct Options {
   ElementType logits_type = ElementType::fp32;
   CacheMode cache_mode = CacheMode::all;
   TransferEngine transfer_engine = TransferEngine::automatic;
+  bool teacher_statistics = false;
   std::int64_t cache_budget = 0;
 
   std::string transport = "automatic";  ///< or "mpi", "nccl"; once chosen, the layer's name

@@ -92,6 +92,8 @@ RouteRun::RouteRun(Exec const& exec, ProcessGrid const& grid, Rollouts const& ro
   cache.mode = options_.cache_mode;
   cache.memory_budget = static_cast<std::size_t>(options_.cache_budget);
   cache.engine = options_.transfer_engine;
+  if (options_.teacher_statistics && route_ == Route::vocab_parallel)
+    cache.statistics = TeacherStatistics{options_.divergence.temperature, shard_.width()};
   cache_ = std::make_unique<TeacherCache<Exec>>(tensor_, cache);
   StreamedLoss<Exec>::Options loss;
   loss.divergence = options_.divergence;

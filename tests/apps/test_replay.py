@@ -93,6 +93,23 @@ class Results(Case):
                 self.assertLess(largest, by_route["gathered"][0]["cache_bytes"] / ranks * 1.1)
                 self.assertIn("agree", self.run_ok("--verify", "--output-jsonl", path))
 
+    def test_statistics_of_the_teacher(self):
+        """Only forward KL over several ranks uses them: the same gradient, one more message."""
+        runs = {}
+        for flags in ([], ["--teacher-statistics"]):
+            _, records, path = self.results(2, *flags)
+            self.check(records, 2)
+            receipt = json.loads(pathlib.Path(f"{path}.rank0.receipt.json").read_text())
+            path.unlink()
+            runs[bool(flags)] = records[-1]["routes"], receipt["fp32_master_sha256"]
+        self.assertEqual(runs[False][1], runs[True][1])
+        calls = 2 + 2 + 3 * 2
+        for without, with_ in zip(runs[False][0], runs[True][0]):
+            more = calls if without["route"] == "vocab_parallel" else 0
+            for a, b in zip(without["ranks"], with_["ranks"]):
+                self.assertEqual(b["collectives"], a["collectives"] + more)
+            self.assertAlmostEqual(with_["loss_after"], without["loss_after"], delta=1e-6)
+
     def test_data_parallel_replicas_take_other_samples(self):
         path = self.directory / "dp.jsonl"
         common = ["--fixture", FIXTURE, "--normalization", "global_divisor", *SHORT]

@@ -120,7 +120,8 @@ static void streamed_loss(vpkl_comm* comm) {
       local_student[t * width + i] = student[t * 2 + begin + i];
       local_teacher[t * width + i] = teacher[t * 2 + begin + i];
     }
-  for (kind = 0; kind < 2; ++kind) {
+  for (kind = 0; kind < 4; ++kind) {
+    vpkl_cache_options const statistics = {0, -1, 0, NULL, 1, width};
     vpkl_cache* cache = NULL;
     vpkl_loss* loss = NULL;
     vpkl_loss_result result = {0, 0, 0, 0};
@@ -129,9 +130,9 @@ static void streamed_loss(vpkl_comm* comm) {
                     g = flat(gradient, 3, width);
     for (i = 0; i < 6; ++i)
       gradient[i] = 9;
-    OK(vpkl_cache_create(VPKL_HOST, comm, NULL, &cache));
+    OK(vpkl_cache_create(VPKL_HOST, comm, kind < 2 ? NULL : &statistics, &cache));
     OK(vpkl_loss_create(VPKL_HOST, comm, vocab, &forward, VPKL_VOCAB_PARALLEL,
-                        kind == 0 ? VPKL_PLAN_ROWS : VPKL_PLAN_CHUNKS, 2, &loss));
+                        kind % 2 == 0 ? VPKL_PLAN_ROWS : VPKL_PLAN_CHUNKS, 2, &loss));
     OK(vpkl_cache_store(cache, NULL, &te, 1, 3, NULL, 0));
     OK(vpkl_loss_compute(loss, NULL, &s, cache, mask, 1, 3, 0, &mean, &g, row_values, &result));
     EXPECT(near(result.loss, 0.110944071672, 1e-7));
@@ -202,7 +203,7 @@ static void refusals(vpkl_comm* comm) {
   vpkl_cache* cache = NULL;
   vpkl_shard const whole = {4, 0, 4, 4, 4};
   vpkl_divergence_options cold = {VPKL_FORWARD_KL, 0.5, 0};
-  vpkl_cache_options engine = {0, -1, 0, "warp"};
+  vpkl_cache_options engine = {0, -1, 0, "warp", 0, 0};
   vpkl_comm_callbacks callbacks = {NULL, 2, 2, NULL, NULL};
   if (!(vpkl_features() & VPKL_FEATURE_CUDA))
     REFUSED(vpkl_plan_create(VPKL_CUDA, NULL, comm, vocab, &forward, VPKL_VOCAB_PARALLEL, VPKL_FP32,

@@ -142,6 +142,40 @@ TYPED_TEST(DivergenceBits, number_of_threads) {
 #endif
 }
 
+// The gradient is the same, bit by bit; the values are other sums, of any split of rows.
+TYPED_TEST(DivergenceBits, known_teacher) {
+  for (auto const& [student, teacher] : {std::pair(ElementType::fp32, ElementType::fp32),
+                                         std::pair(ElementType::bf16, ElementType::bf16),
+                                         std::pair(ElementType::bf16, ElementType::fp16),
+                                         std::pair(ElementType::fp16, ElementType::fp32)})
+    for (Route route : {Route::dense, Route::vocab_parallel})
+      for (std::int64_t vocabulary : {1, 40, 1030, 6007}) {
+        Problem problem = problem_of(Divergence::forward_kl, student, teacher, 7, vocabulary);
+        // One id has most of the probability in one model, in the other, in both.
+        for (std::int64_t r = 1; r < 4; ++r) {
+          if (r != 2) problem.s(r, vocabulary / 2) = 60;
+          if (r != 1) problem.t(r, vocabulary / 2) = 60;
+        }
+        problem.round();
+        Placement placement;
+        placement.route = route;
+        Outcome const want = run(this->exec, this->comm, problem, placement);
+        placement.known_teacher = true;
+        Outcome const known = run(this->exec, this->comm, problem, placement);
+        expect_close(this->comm, problem, known, placement.describe());
+        EXPECT_TRUE(known.bits == want.bits) << placement.describe() << " " << describe(problem);
+        for (std::int64_t rows : {1, 2, 5}) {
+          placement.rows_per_call = rows;
+          placement.student_padding = placement.teacher_gap = placement.student_shift = rows;
+          EXPECT_TRUE(same_bits(run(this->exec, this->comm, problem, placement), known))
+              << placement.describe();
+        }
+        placement.values_only = true;
+        EXPECT_TRUE(same_bits(run(this->exec, this->comm, problem, placement), known, false))
+            << placement.describe();
+      }
+}
+
 // One rank: the fused kernels against statistics, merge and finish.
 TYPED_TEST(DivergenceBits, fused_and_in_phases) {
   TypeParam const exec;

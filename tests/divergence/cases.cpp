@@ -86,11 +86,14 @@ class DivergenceCases : public testing::Test {
         Placement placement;
         placement.route = route;
         placement.bounds = bounds;
-        Outcome const outcome = run(exec, comm, problem, placement);
-        for (std::size_t r = 0; r < expected.size(); ++r)
-          EXPECT_NEAR(outcome.value[r], expected[r], tolerance)
-              << "row " << r << ", " << placement.describe();
-        expect_close(this->comm, problem, outcome, placement.describe());
+        for (bool known : {false, true}) {
+          placement.known_teacher = known;
+          Outcome const outcome = run(exec, comm, problem, placement);
+          for (std::size_t r = 0; r < expected.size(); ++r)
+            EXPECT_NEAR(outcome.value[r], expected[r], tolerance)
+                << "row " << r << ", " << placement.describe();
+          expect_close(this->comm, problem, outcome, placement.describe());
+        }
       }
   }
 };
@@ -175,8 +178,12 @@ TYPED_TEST(DivergenceCases, KnownRows) {
               placement.route = route;
               placement.bounds = bounds;
               placement.student_padding = placement.teacher_padding = 3;
-              expect_known(this->comm, held, problem,
-                           run(this->exec, this->comm, problem, placement), placement.describe());
+              for (bool known : {false, true}) {
+                placement.known_teacher = known;
+                expect_known(this->comm, held, problem,
+                             run(this->exec, this->comm, problem, placement), placement.describe());
+                if (divergence != Divergence::forward_kl) break;
+              }
               if (student_type != teacher_type) break;
             }
       }

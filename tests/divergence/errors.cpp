@@ -113,6 +113,41 @@ TYPED_TEST(DivergenceErrors, null_pointers) {
   this->expect_refused([](Call& call) { call.value = nullptr; }, {"value", "null"});
 }
 
+TYPED_TEST(DivergenceErrors, known_teacher) {
+  using Call = typename TestFixture::Call;
+  DeviceArray<TypeParam, double> shares("vpkl_test::shares", 4 * this->comm.size());
+  auto const execute = [&](typename TestFixture::Plan& plan, Call const& call, double* share) {
+    plan.execute_known(this->exec, call.student, call.teacher, {}, nullptr, share, call.gradient,
+                       call.error);
+    vpkl::impl::fence(this->exec, "vpkl_test::execute_known");
+  };
+  Route const route = Route::vocab_parallel;
+  typename TestFixture::Plan plan(this->exec, this->comm, this->shard(route), this->options(route));
+  for (int rank = 0; rank < this->comm.size(); ++rank) {
+    Call call;
+    this->prepare(route, call);
+    bool const here = this->on_rank(rank);
+    expect_all_throw<InvalidArgument>(
+        this->comm, [&] { execute(plan, call, here ? nullptr : shares.data()); },
+        {"share: pointer is null, expected 3 numbers", from_rank(this->comm, rank)});
+    if (here) call.student.type = ElementType::fp16;
+    expect_all_throw<InvalidArgument>(
+        this->comm, [&] { execute(plan, call, shares.data()); },
+        {"student logits: type is fp16", from_rank(this->comm, rank)});
+    this->expect_works(plan, route);
+  }
+  for (auto const& [other, divergence] :
+       {std::pair(Route::gathered, Divergence::forward_kl),
+        std::pair(route, Divergence::reverse_kl), std::pair(route, Divergence::jsd)}) {
+    auto options = this->options(other);
+    options.divergence.divergence = divergence;
+    typename TestFixture::Plan refuses(this->exec, this->comm, this->shard(other), options);
+    Call call;
+    this->prepare(other, call);
+    EXPECT_THROW(execute(refuses, call, shares.data()), InvalidArgument);
+  }
+}
+
 TYPED_TEST(DivergenceErrors, types) {
   using Call = typename TestFixture::Call;
   this->expect_refused([](Call& call) { call.student.type = ElementType::bf16; },

@@ -129,6 +129,7 @@ Placement draw_placement(Random& random, Problem const& problem, int ranks) {
   p.values_only = chance(random, 8);
   p.rows_per_call = chance(random, 2) ? 0 : uniform(random, 1, problem.rows);
   p.spare_rows = extra();
+  p.known_teacher = chance(random, 3);
   return p;
 }
 

@@ -26,14 +26,18 @@ constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 template <class Exec>
 class DivergenceProperties : public CollectiveTest<Exec> {
  protected:
-  /// On every route and divergence, against the oracle.
+  /// On every route and divergence, the teacher's statistics known or not, against the oracle.
   void expect_right(Problem problem, Placement placement = {}) {
     for (Route route : routes)
       for (Divergence divergence : divergences) {
         problem.options.divergence = divergence;
         placement.route = route;
-        expect_close(this->comm, problem, run(this->exec, this->comm, problem, placement),
-                     placement.describe());
+        for (bool known : {false, true}) {
+          placement.known_teacher = known;
+          expect_close(this->comm, problem, run(this->exec, this->comm, problem, placement),
+                       placement.describe());
+          if (divergence != Divergence::forward_kl) break;
+        }
       }
   }
 };

@@ -74,13 +74,14 @@ void Problem::round() {
 
 std::string Placement::describe() const {
   return fmt::format(
-      "route {} bounds [{}] padding {} {} gap {} {} {} shift {} {} {} rows {} {} {}{}{} per call "
+      "route {} bounds [{}] padding {} {} gap {} {} {} shift {} {} {} rows {} {} {}{}{}{} per call "
       "{} "
       "spare {}",
       vpkl::to_string(route), fmt::join(bounds, ", "), student_padding, teacher_padding,
       student_gap, teacher_gap, gradient_gap, student_shift, teacher_shift, gradient_shift,
       to_string(student_form), to_string(teacher_form), to_string(gradient_form),
-      in_place ? " in place" : "", values_only ? " values only" : "", rows_per_call, spare_rows);
+      in_place ? " in place" : "", values_only ? " values only" : "",
+      known_teacher ? " known teacher" : "", rows_per_call, spare_rows);
 }
 
 std::string describe(Problem const& p) {
@@ -206,15 +207,31 @@ Outcome run(Exec const& exec, Communicator const& comm, Problem const& problem,
   Kokkos::deep_copy(weight,
                     HostFloats(const_cast<float*>(problem.weight.data()), problem.weight.size()));
 
+  bool const known = placement.known_teacher && rows > 0 && !whole_teacher &&
+                     problem.options.divergence == Divergence::forward_kl;
+  std::int64_t const own = dense ? 0 : comm.rank();
+  Kokkos::View<RowStatistics*, typename Exec::memory_space> records(
+      "vpkl_test::records", static_cast<std::size_t>(known ? rows : 0));
+  Kokkos::View<double*, typename Exec::memory_space> shares(
+      "vpkl_test::shares", static_cast<std::size_t>(known ? rows * comm.size() : 0));
+  if (known)
+    vpkl::impl::teacher_statistics(exec, teacher.rows(0, rows), shard.width(), problem.teacher_type,
+                                   problem.options.temperature, records.data());
+
   Outcome out;
   CommunicationCounters const before = comm.counters();
   for (std::int64_t first = 0; first < rows; first += per_call) {
     std::int64_t const last = std::min(rows, first + per_call);
     Rows const to = placement.values_only ? Rows{} : gradient.rows(first, last);
-    plan.execute(exec, student.rows(first, last), teacher.rows(first, last),
-                 problem.weight.empty() ? nullptr : weight.data() + first, value.data() + first,
-                 to);
+    float const* const weights = problem.weight.empty() ? nullptr : weight.data() + first;
+    if (known)
+      plan.execute_known(exec, student.rows(first, last), teacher.rows(first, last),
+                         {records.data() + first}, weights, shares.data() + own * rows + first, to);
+    else
+      plan.execute(exec, student.rows(first, last), teacher.rows(first, last), weights,
+                   value.data() + first, to);
   }
+  if (known) plan.add_shares(exec, rows, shares.data(), value.data());
   if (rows == 0)
     plan.execute(exec, student.rows(0, 0), teacher.rows(0, 0), nullptr, nullptr,
                  gradient.rows(0, 0));

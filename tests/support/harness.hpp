@@ -61,6 +61,7 @@ struct Placement {
           gradient_form = RowForm::strided;
   bool in_place = false;
   bool values_only = false;
+  bool known_teacher = false;      ///< its statistics are, where a plan takes them
   std::int64_t rows_per_call = 0;  ///< 0: all
   std::int64_t spare_rows = 0;     ///< plan's max_rows beyond the largest call
 

@@ -413,15 +413,39 @@ TYPED_TEST(TeacherCacheTest, hidden_mode_is_refused) {
 
 TYPED_TEST(TeacherCacheTest, options_that_differ) {
   if (this->comm.size() == 1) GTEST_SKIP() << "needs two ranks";
-  typename TestFixture::Cache::Options mode, type;
+  typename TestFixture::Cache::Options mode, type, temperature, kept;
+  temperature.statistics = TeacherStatistics{};
   if (this->on_rank(1)) {
     mode.mode = CacheMode::response;
     type.store_type = ElementType::fp16;
+    temperature.statistics->temperature = 2;
+    kept.statistics = TeacherStatistics{};
   }
   expect_all_throw<AgreementError>(this->comm, [&] { TeacherCache<TypeParam>(this->comm, mode); },
                                    {"modes differ: 0 on rank 0, 1 on rank 1"});
   expect_all_throw<AgreementError>(this->comm, [&] { TeacherCache<TypeParam>(this->comm, type); },
                                    {"store types differ"});
+  for (auto const& statistics : {temperature, kept})
+    expect_all_throw<AgreementError>(this->comm,
+                                     [&] { TeacherCache<TypeParam>(this->comm, statistics); },
+                                     {"statistics' temperatures differ"});
+}
+
+TYPED_TEST(TeacherCacheTest, refused_statistics) {
+  for (int rank = 0; rank < this->comm.size(); ++rank) {
+    typename TestFixture::Cache::Options options;
+    options.statistics = TeacherStatistics{1, this->on_rank(rank) ? 6 : 5};
+    TeacherCache<TypeParam> cache(this->comm, options);
+    Tensor<TypeParam> const logits(ElementType::fp32, {6, 5});
+    expect_all_throw<InvalidArgument>(
+        this->comm, [&] { cache.store(this->exec, logits.rows(0, 6), 2, 3); },
+        {from_rank(this->comm, rank), "statistics of 6 columns, expected at most the 5 stored"});
+    EXPECT_FALSE(cache.holds_rows());
+    options.statistics->temperature = this->on_rank(rank) ? 0 : 1;
+    expect_all_throw<InvalidArgument>(this->comm,
+                                      [&] { TeacherCache<TypeParam>(this->comm, options); },
+                                      {from_rank(this->comm, rank), "temperature is 0"});
+  }
 }
 
 /// What a rank may do wrong in a store.

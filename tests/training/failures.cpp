@@ -385,6 +385,45 @@ TYPED_TEST(StreamedLossFailures, caches_that_differ) {
   }
 }
 
+// The statistics of one rank's cache do not fit the loss.
+TYPED_TEST(StreamedLossFailures, statistics_of_another_kind) {
+  if (this->comm.size() == 1) GTEST_SKIP() << "needs two ranks";
+  MicroBatch const given = this->batch();
+  Setup setup;
+  setup.teacher_padding = 2;
+  Session<TypeParam> session(this->exec, this->comm, given, setup);
+  std::int64_t const width = session.shard.width();
+  struct Bad {
+    std::optional<TeacherStatistics> statistics;
+    std::string text;
+    bool agreement = false;
+  };
+  for (Bad const& bad : {Bad{TeacherStatistics{2, width},
+                             "its statistics are of temperature 2, expected the loss's 1"},
+                         Bad{TeacherStatistics{1, width - 1}, "columns, expected the shard's"},
+                         Bad{TeacherStatistics{1, -1}, "columns, expected the shard's"},
+                         Bad{std::nullopt, "use of statistics differ", true}})
+    for (int rank = 0; rank < this->comm.size(); ++rank) {
+      typename TeacherCache<TypeParam>::Options options;
+      options.statistics = TeacherStatistics{1, width};
+      if (this->on_rank(rank)) options.statistics = bad.statistics;
+      TeacherCache<TypeParam> cache(Communicator::self(), options);
+      session.store(cache);
+      auto const call = [&] {
+        session.loss.compute(this->exec, session.student, cache, session.mask, {},
+                             session.gradient);
+      };
+      if (bad.agreement)
+        expect_all_throw<AgreementError>(this->comm, call, {bad.text});
+      else
+        expect_all_throw<InvalidArgument>(this->comm, call,
+                                          {from_rank(this->comm, rank), bad.text});
+      EXPECT_FALSE(cache.holds_rows());
+    }
+  session.store();
+  expect_right(this->comm, given, session.run(), setup.describe());
+}
+
 // A failure half-way, after some chunks have been exchanged: one rank's cache lacks a row.
 TYPED_TEST(StreamedLossFailures, a_fetch_fails_in_the_middle) {
   MicroBatch given = this->batch();

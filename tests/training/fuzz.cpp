@@ -60,6 +60,7 @@ Setup fuzz_setup(Random& random, MicroBatch const& batch, int ranks) {
   setup.skip = !chance(random, 3);
   setup.cache = chance(random, 2) ? CacheMode::all : CacheMode::response;
   if (chance(random, 4)) setup.store_type = pick(random, element_types);
+  setup.statistics = chance(random, 2);
   setup.bounds = random_bounds(random, batch.problem.vocabulary, ranks);
   std::int64_t* const layout[] = {
       &setup.student_padding,   &setup.teacher_padding,    &setup.student_gap, &setup.gradient_gap,

@@ -144,6 +144,36 @@ TYPED_TEST(StreamedLossBits, gradient_of_the_counted_rows_alone) {
     }
 }
 
+// The gradient does not show whether the teacher's statistics were known; values are other sums.
+TYPED_TEST(StreamedLossBits, statistics_of_the_teacher) {
+  for (Case const& c : cases)
+    for (std::optional<ElementType> const store_type :
+         {std::optional<ElementType>(), std::optional<ElementType>(ElementType::bf16)}) {
+      std::int64_t const length = 6, vocabulary = 2300;
+      MicroBatch given = this->batch_of(c, 2, length, vocabulary);
+      Setup setup = this->setup_of(c, vocabulary);
+      setup.store_type = store_type;
+      setup.teacher_padding = 2;
+      Streamed const without = run_streamed(this->exec, this->comm, given, setup);
+      setup.statistics = true;
+      Streamed const base = run_streamed(this->exec, this->comm, given, setup);
+      given.problem.round();
+      if (store_type) given.problem.teacher_type = *store_type;
+      expect_right(this->comm, given, base, setup.describe());
+      EXPECT_EQ(without.local, base.local) << setup.describe();
+      for (PlanKind plan : {PlanKind::rows, PlanKind::chunks})
+        for (std::int64_t width : {1, 2, 6})
+          for (CacheMode mode : {CacheMode::all, CacheMode::response}) {
+            setup.plan = plan;
+            setup.chunk_width = width;
+            setup.cache = mode;
+            MicroBatch const again = this->batch_of(c, 2, length, vocabulary);
+            expect_same_bits(base, run_streamed(this->exec, this->comm, again, setup),
+                             setup.describe());
+          }
+    }
+}
+
 TYPED_TEST(StreamedLossBits, run_to_run) {
   for (Case const& c : cases) {
     MicroBatch const given = this->batch_of(c, 2, 6, 2300);

@@ -32,10 +32,14 @@ VocabShard make_shard(Setup const& setup, Communicator const& comm, std::int64_t
 }
 
 template <class Exec>
-typename TeacherCache<Exec>::Options cache_options(Setup const& setup) {
+typename TeacherCache<Exec>::Options cache_options(Setup const& setup, VocabShard const& shard,
+                                                   double temperature) {
   typename TeacherCache<Exec>::Options options;
   options.mode = setup.cache;
   options.store_type = setup.store_type;
+  if (setup.statistics)
+    options.statistics = TeacherStatistics{
+        temperature, setup.route == Route::gathered ? shard.vocabulary() : shard.width()};
   return options;
 }
 
@@ -119,12 +123,12 @@ std::string Setup::describe() const {
   return fmt::format(
       "route {} plan {} width {} skip {} cache {} store type {} bounds [{}] padding {} {} gaps {} "
       "{} "
-      "batch gaps {} {} mask gap {}{}{}{}{}",
+      "batch gaps {} {} mask gap {}{}{}{}{}{}",
       to_string(route), to_string(plan), chunk_width, skip, to_string(cache),
       store_type ? to_string(*store_type) : "same", fmt::join(bounds, ", "), student_padding,
       teacher_padding, student_gap, gradient_gap, student_batch_gap, gradient_batch_gap, mask_gap,
-      flat ? " flat" : "", in_place ? " in place" : "", packed ? " packed" : "",
-      values_only ? " values only" : "");
+      statistics ? " statistics" : "", flat ? " flat" : "", in_place ? " in place" : "",
+      packed ? " packed" : "", values_only ? " values only" : "");
 }
 
 template <class Exec>
@@ -164,7 +168,8 @@ bool BatchTensor<Exec>::untouched() const {
 template <class Exec>
 Session<Exec>::Session(Exec const& exec, Communicator comm, MicroBatch batch, Setup setup)
     : shard(make_shard(setup, comm, batch.problem.vocabulary)),
-      cache(setup.route == Route::dense ? Communicator::self() : comm, cache_options<Exec>(setup)),
+      cache(setup.route == Route::dense ? Communicator::self() : comm,
+            cache_options<Exec>(setup, shard, batch.problem.options.temperature)),
       loss(comm, shard, loss_options<Exec>(setup, batch.problem.options)),
       normalization(batch.normalization),
       exec_(exec),

@@ -46,6 +46,7 @@ struct Setup {
   bool skip = true;
   CacheMode cache = CacheMode::all;
   std::optional<ElementType> store_type;
+  bool statistics = false;                                     ///< the teacher's are kept
   std::vector<std::int64_t> bounds;                            ///< of the shards; empty: even
   std::int64_t student_padding = 0, teacher_padding = 0;       ///< columns
   std::int64_t student_gap = 0, gradient_gap = 0;              ///< elements between rows

@@ -49,6 +49,7 @@ class StreamedLossValues : public CollectiveTest<Exec> {
               setup.chunk_width = width;
               setup.skip = skip;
               setup.cache = mode;
+              setup.statistics = width % 2 == 0;
               SCOPED_TRACE(setup.describe());
               Streamed const streamed = run_streamed(this->exec, this->comm, batch, setup);
               check(streamed);
@@ -310,9 +311,12 @@ TYPED_TEST(StreamedLossValues, rows_without_a_finite_value) {
     for (Route route : routes) {
       Setup setup;
       setup.route = route;
-      Streamed const s = run_streamed(this->exec, this->comm, batch, setup);
-      EXPECT_TRUE(std::isnan(s.result.loss));
-      expect_right(this->comm, batch, s, "NaN");
+      for (bool statistics : {false, true}) {
+        setup.statistics = statistics;
+        Streamed const s = run_streamed(this->exec, this->comm, batch, setup);
+        EXPECT_TRUE(std::isnan(s.result.loss));
+        expect_right(this->comm, batch, s, "NaN");
+      }
     }
   }
 }

@@ -221,6 +221,9 @@ vpkl_status vpkl_cache_create(vpkl_space space, const vpkl_comm* comm,
         to.memory_budget = options->memory_budget;
         if (options->transfer_engine)
           to.engine = transfer_engine_from_string(options->transfer_engine);
+        if (options->statistics_temperature != 0)
+          to.statistics =
+              TeacherStatistics{options->statistics_temperature, options->statistics_columns};
       });
       *cache = new Cache<Exec>(group, to);
     });

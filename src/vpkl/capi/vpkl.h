@@ -235,6 +235,10 @@ typedef struct vpkl_cache_options {
   size_t memory_budget;   /**< bytes; 0: what the machine and its limits leave */
   const char*
       transfer_engine; /**< null or "automatic", "pinned_2d", "pinned_rows", "mapped", ... */
+  /** Not 0: keep the statistics that forward KL of several ranks wants at this temperature, to read
+   * the teacher once instead of twice. */
+  double statistics_temperature;
+  int64_t statistics_columns; /**< of this rank that count, from the first; -1: every one */
 } vpkl_cache_options;
 
 /** Teacher rows of one micro-batch in (pinned) host memory. */

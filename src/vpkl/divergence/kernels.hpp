@@ -9,6 +9,17 @@
 #include <cstdint>
 #include <memory>
 
+namespace vpkl {
+
+/// Statistics of the teacher's rows that are known already: of the columns of this rank, at the
+/// divergence's temperature.
+struct KnownTeacher {
+  RowStatistics const* records = nullptr;  ///< of a teacher alone; null: nothing is known
+  std::int64_t const* index = nullptr;     ///< the record of each row; null: in the rows' order
+};
+
+}  // namespace vpkl
+
 namespace vpkl::impl {
 
 /// Rows and columns that a kernel works on. Rows of weight 0 are never read.
@@ -19,9 +30,38 @@ struct RowJob {
   std::int64_t columns = 0;        ///< columns that count
   float const* weight = nullptr;   ///< null: every weight is 1
   KernelOptions options;
+  KnownTeacher known;
+  bool teacher_alone = false;  ///< the student's rows are a teacher's, and there is no other model
+  ElementType read_as = ElementType::fp32;  ///< teacher_alone: what logits are rounded to
 
   std::int64_t rows() const { return student.index.count; }
+  /// \brief Whether statistics are made of the student's rows without a teacher's.
+  bool one_model() const { return teacher_alone || known.records != nullptr; }
+  /// \brief A row's record from that of the student's row without a teacher's.
+  KOKKOS_INLINE_FUNCTION RowStatistics completed(std::int64_t row, RowStatistics r) const {
+    if (teacher_alone) {
+      r.sum_teacher = r.sum_student;
+      r.max_teacher = r.max_student;
+      r.sum_student = 0;
+      r.max_student = -infinity;
+      return r;
+    }
+    RowStatistics const& teacher = known.records[known.index ? known.index[row] : row];
+    r.sum_teacher = teacher.sum_teacher;
+    r.max_teacher = teacher.max_teacher;
+    r.flags |= teacher.flags;
+    return r;
+  }
 };
+
+/// \brief Statistics for KnownTeacher, enqueued on `exec`.
+/// \param[in] teacher its rows; `index.offsets` in memory that the instance can read
+/// \param[in] columns that count, from the first
+/// \param[in] type that the logits are rounded to before
+/// \param[out] records one a row
+template <class ExecutionSpace>
+void teacher_statistics(ExecutionSpace const& exec, ConstRows const& teacher, std::int64_t columns,
+                        ElementType type, double temperature, RowStatistics* records);
 
 /// Kernels over the rows of a job. All are enqueued on `exec`; pointers are to its memory. Each
 /// call returns the number of kernels it launched.
@@ -32,7 +72,8 @@ class DivergenceKernels {
   /// \param[in] max_columns, max_rows sizes of the largest job
   DivergenceKernels(ExecutionSpace const& exec, std::int64_t max_rows, std::int64_t max_columns);
 
-  /// \brief Statistics of each row over the job's columns.
+  /// \brief Statistics of each row over the job's columns; reads the student alone where the
+  /// teacher's are known.
   int statistics(ExecutionSpace const& exec, RowJob const& job, RowStatistics* out) const;
 
   /// \brief Merges the records of `ranks` ranks, `stride` records apart, in rank order.
@@ -49,6 +90,17 @@ class DivergenceKernels {
              JsdSums const* sums, int ranks, std::int64_t stride, float* value,
              Rows gradient) const;
 
+  /// \brief finish() of forward KL where the teacher's statistics were known: the gradient with
+  /// the same bits, and this rank's share of the values.
+  /// \param[in] first whether this rank adds what is not a sum over columns
+  /// \param[out] share of each row; add_shares() makes values of them
+  int finish_known(ExecutionSpace const& exec, RowJob const& job, RowStatistics const* merged,
+                   bool first, double* share, Rows gradient) const;
+
+  /// \brief Values from the shares of `ranks` ranks, `rows` apart, added in rank order.
+  int add_shares(ExecutionSpace const& exec, std::int64_t rows, double const* shares, int ranks,
+                 double temperature, float* value) const;
+
   /// \brief statistics, jsd_sums and finish of a whole vocabulary, with the same bits.
   int fused(ExecutionSpace const& exec, RowJob const& job, RowStatistics* merged, JsdSums* sums,
             float* value, Rows gradient) const;
@@ -63,6 +115,10 @@ class DivergenceKernels {
 };
 
 #if defined(VPKL_ENABLE_CUDA)
+
+template <>
+void teacher_statistics(Kokkos::Cuda const&, ConstRows const&, std::int64_t, ElementType, double,
+                        RowStatistics*);
 
 namespace cuda {
 struct ResidentClusters;
@@ -84,6 +140,10 @@ class DivergenceKernels<Kokkos::Cuda> {
   int finish(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics const* merged,
              JsdSums const* sums, int ranks, std::int64_t stride, float* value,
              Rows gradient) const;
+  int finish_known(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics const* merged,
+                   bool first, double* share, Rows gradient) const;
+  int add_shares(Kokkos::Cuda const& exec, std::int64_t rows, double const* shares, int ranks,
+                 double temperature, float* value) const;
   int fused(Kokkos::Cuda const& exec, RowJob const& job, RowStatistics* merged, JsdSums* sums,
             float* value, Rows gradient) const;
 

@@ -117,7 +117,8 @@ RowStatistics* DivergencePlan<ExecutionSpace>::merged() const {
 
 template <class ExecutionSpace>
 void DivergencePlan<ExecutionSpace>::check_call(ConstRows const& student, ConstRows const& teacher,
-                                                float const* value, Rows const& gradient) const {
+                                                char const* result, void const* value,
+                                                Rows const& gradient) const {
   std::int64_t const rows = student.index.count;
   check_rows(student, "student logits");
   check_rows(teacher, "teacher logits");
@@ -138,7 +139,7 @@ void DivergencePlan<ExecutionSpace>::check_call(ConstRows const& student, ConstR
   expect("teacher logits", teacher, options_.teacher_type,
          whole_teacher ? shard_.vocabulary() : shard_.teacher_width());
   if (rows > 0 && value == nullptr)
-    throw InvalidArgument(fmt::format("value: pointer is null, expected {} floats", rows));
+    throw InvalidArgument(fmt::format("{}: pointer is null, expected {} numbers", result, rows));
   if (gradient.data == nullptr) return;
   check_rows(gradient, "gradient");
   expect("gradient", gradient, options_.student_type, shard_.student_width());
@@ -159,11 +160,24 @@ void DivergencePlan<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstRo
                                              std::exception_ptr error,
                                              impl::HeaderLog<ExecutionSpace>* log) {
   if (!error) try {
-      check_call(student, teacher, value, gradient);
+      check_call(student, teacher, "value", value, gradient);
     } catch (...) {
       error = std::current_exception();
     }
   if (error && comm_.size() == 1) std::rethrow_exception(error);
+  impl::RowJob const job = begin_call(student, teacher, row_weight);
+  if (comm_.size() == 1)
+    execute_local(exec, job, value, gradient);
+  else if (options_.route == Route::gathered)
+    execute_gathered(exec, job, value, gradient, error, log);
+  else
+    execute_parallel(exec, job, value, gradient, error, log);
+}
+
+template <class ExecutionSpace>
+impl::RowJob DivergencePlan<ExecutionSpace>::begin_call(ConstRows const& student,
+                                                        ConstRows const& teacher,
+                                                        float const* row_weight) {
   impl::RowJob job;
   job.student = student;
   job.teacher = teacher;
@@ -172,12 +186,45 @@ void DivergencePlan<ExecutionSpace>::execute(ExecutionSpace const& exec, ConstRo
   job.options = impl::KernelOptions::make(options_.divergence);
   ++counters_.calls;
   counters_.rows += student.index.count;
-  if (comm_.size() == 1)
-    execute_local(exec, job, value, gradient);
-  else if (options_.route == Route::gathered)
-    execute_gathered(exec, job, value, gradient, error, log);
-  else
-    execute_parallel(exec, job, value, gradient, error, log);
+  return job;
+}
+
+template <class ExecutionSpace>
+void DivergencePlan<ExecutionSpace>::execute_known(
+    ExecutionSpace const& exec, ConstRows const& student, ConstRows const& teacher,
+    KnownTeacher const& known, float const* row_weight, double* share, Rows const& gradient,
+    std::exception_ptr error, impl::HeaderLog<ExecutionSpace>* log) {
+  // The same on every rank.
+  if (options_.divergence.divergence != Divergence::forward_kl || options_.route == Route::gathered)
+    throw InvalidArgument(fmt::format(
+        "known teacher: divergence is {}, route {}, expected forward_kl, vocab_parallel or dense",
+        to_string(options_.divergence.divergence), to_string(options_.route)));
+  if (!error) try {
+      check_call(student, teacher, "share", share, gradient);
+    } catch (...) {
+      error = std::current_exception();
+    }
+  if (error && comm_.size() == 1) std::rethrow_exception(error);
+  impl::RowJob job = begin_call(student, teacher, row_weight);
+  job.known = known;
+  if (!merge(exec, job, error, log)) return;
+  trace::Range const range(Phase::gradient, Category::kernel, job.rows());
+  counters_.kernels +=
+      kernels_.finish_known(exec, job, merged(), comm_.rank() == 0, share, gradient);
+}
+
+template <class ExecutionSpace>
+void DivergencePlan<ExecutionSpace>::add_shares(ExecutionSpace const& exec, std::int64_t rows,
+                                                double* shares, float* value) {
+  if (rows == 0) return;
+  trace::Range const range(Phase::combine, Category::comm, rows);
+  if (comm_.size() > 1) {
+    comm_.all_gather(exec, shares + comm_.rank() * rows, shares,
+                     static_cast<std::size_t>(rows) * sizeof(double));
+    ++counters_.collectives;
+  }
+  counters_.kernels +=
+      kernels_.add_shares(exec, rows, shares, comm_.size(), options_.divergence.temperature, value);
 }
 
 template <class ExecutionSpace>
@@ -222,15 +269,20 @@ void DivergencePlan<ExecutionSpace>::execute_gathered(ExecutionSpace const& exec
       kernels_.finish(exec, job, merged(), jsd ? sums : nullptr, 1, 0, value, gradient);
 }
 
+/// Statistics of every row over all ranks, in merged().
+/// \return whether this rank may go on
 template <class ExecutionSpace>
-void DivergencePlan<ExecutionSpace>::execute_parallel(ExecutionSpace const& exec,
-                                                      impl::RowJob const& job, float* value,
-                                                      Rows const& gradient,
-                                                      std::exception_ptr error,
-                                                      impl::HeaderLog<ExecutionSpace>* log) {
+bool DivergencePlan<ExecutionSpace>::merge(ExecutionSpace const& exec, impl::RowJob const& job,
+                                           std::exception_ptr error,
+                                           impl::HeaderLog<ExecutionSpace>* log) {
   std::int64_t const max_rows = options_.max_rows;
   std::int64_t const rows = std::clamp<std::int64_t>(job.rows(), 0, max_rows);
   int const ranks = comm_.size();
+  if (ranks == 1) {
+    trace::Range const range(Phase::statistics, Category::kernel, rows);
+    counters_.kernels += kernels_.statistics(exec, job, merged());
+    return true;
+  }
   RowStatistics* const gathered = merged() + max_rows;
   // As many records as the largest call has: the message is whole even where ranks bring different
   // numbers of rows, and the headers tell it.
@@ -253,17 +305,30 @@ void DivergencePlan<ExecutionSpace>::execute_parallel(ExecutionSpace const& exec
     if (!error)
       counters_.kernels += kernels_.combine(exec, job, gathered + 1, ranks, stride, merged());
   }
-  auto* const sums = reinterpret_cast<impl::JsdSums*>(gathered);
+  return !error;
+}
+
+template <class ExecutionSpace>
+void DivergencePlan<ExecutionSpace>::execute_parallel(ExecutionSpace const& exec,
+                                                      impl::RowJob const& job, float* value,
+                                                      Rows const& gradient,
+                                                      std::exception_ptr error,
+                                                      impl::HeaderLog<ExecutionSpace>* log) {
+  bool const goes_on = merge(exec, job, error, log);
+  std::int64_t const max_rows = options_.max_rows;
+  std::int64_t const rows = std::clamp<std::int64_t>(job.rows(), 0, max_rows);
+  int const ranks = comm_.size();
+  auto* const sums = reinterpret_cast<impl::JsdSums*>(merged() + max_rows);
   bool const jsd = options_.divergence.divergence == Divergence::jsd;
   if (jsd) {
     trace::Range const range(Phase::combine, Category::comm, rows);
     impl::JsdSums* const own_sums = sums + comm_.rank() * max_rows;
-    if (!error) counters_.kernels += kernels_.jsd_sums(exec, job, merged(), own_sums);
+    if (goes_on) counters_.kernels += kernels_.jsd_sums(exec, job, merged(), own_sums);
     comm_.all_gather(exec, own_sums, sums,
                      static_cast<std::size_t>(max_rows) * sizeof(impl::JsdSums));
     ++counters_.collectives;
   }
-  if (error) return;
+  if (!goes_on) return;
   trace::Range const range(Phase::gradient, Category::kernel, rows);
   counters_.kernels +=
       kernels_.finish(exec, job, merged(), jsd ? sums : nullptr, ranks, max_rows, value, gradient);

@@ -79,6 +79,26 @@ class DivergencePlan {
                float const* row_weight, float* value, Rows const& gradient,
                std::exception_ptr error = nullptr, impl::HeaderLog<ExecutionSpace>* log = nullptr);
 
+  /// \brief execute() of forward KL whose teacher's statistics are known: the same gradient, bit by
+  /// bit, for one read of the teacher instead of two.
+  ///
+  /// Makes one all-gather over more than one rank. The values then lack a sum over columns, which
+  /// is left to add_shares(): one message for as many calls as wanted.
+  /// \param[in] known of every row that has a weight, of the shard's columns and at the plan's
+  /// temperature; without records, statistics are made of both models
+  /// \param[out] share `[rows]` this rank's shares of the values
+  /// \throws InvalidArgument, also for another divergence or route; CommunicationError
+  void execute_known(ExecutionSpace const& exec, ConstRows const& student, ConstRows const& teacher,
+                     KnownTeacher const& known, float const* row_weight, double* share,
+                     Rows const& gradient, std::exception_ptr error = nullptr,
+                     impl::HeaderLog<ExecutionSpace>* log = nullptr);
+
+  /// \brief Values of calls of execute_known(). Collective; one all-gather over more than one rank.
+  /// \param[in] rows of all calls; equal on every rank
+  /// \param[in,out] shares `[ranks, rows]`, of which this rank's row holds its shares
+  /// \param[out] value `[rows]` divergence times T², 0 for rows of weight 0
+  void add_shares(ExecutionSpace const& exec, std::int64_t rows, double* shares, float* value);
+
   Options const& options() const { return options_; }             ///< as given
   VocabShard const& shard() const { return shard_; }              ///< as given
   OperatorCounters const& counters() const { return counters_; }  ///< since construction
@@ -87,8 +107,12 @@ class DivergencePlan {
 
  private:
   void allocate(ExecutionSpace const& exec);
-  void check_call(ConstRows const& student, ConstRows const& teacher, float const* value,
-                  Rows const& gradient) const;
+  void check_call(ConstRows const& student, ConstRows const& teacher, char const* result,
+                  void const* value, Rows const& gradient) const;
+  impl::RowJob begin_call(ConstRows const& student, ConstRows const& teacher,
+                          float const* row_weight);
+  bool merge(ExecutionSpace const& exec, impl::RowJob const& job, std::exception_ptr error,
+             impl::HeaderLog<ExecutionSpace>* log);
   RowStatistics* merged() const;
   void execute_local(ExecutionSpace const& exec, impl::RowJob const& job, float* value,
                      Rows const& gradient);

@@ -25,6 +25,12 @@ struct KernelOptions {
             static_cast<float>(static_cast<double>(logit_unit) / options.temperature),
             options.temperature, options.beta};
   }
+  /// \brief For statistics of one model.
+  static KernelOptions of_teacher(double temperature) {
+    KernelOptions options = make({Divergence::forward_kl, 0.5, temperature});
+    options.weighting = Weighting::none;
+    return options;
+  }
 };
 
 /// Σ ps log(ps/m) and Σ pt log(pt/m) over a set of columns: what JSD exchanges in its second round.
@@ -87,6 +93,28 @@ KOKKOS_INLINE_FUNCTION float divergence_value(RowStatistics const& s, JsdSums co
     default: value = options.beta * jsd.teacher + (1.0 - options.beta) * jsd.student; break;
   }
   return static_cast<float>(value * options.temperature * options.temperature);
+}
+
+/// \brief This rank's share of a row's forward KL, whose shares add up to value / T².
+/// \param[in] s merged statistics
+/// \param[in] weighted Σ e^(dt/T) · (dt - ds) in units of logit_unit over this rank's columns, with
+/// the merged maxima; +inf where the teacher has support and the student none
+/// \param[in] first whether this rank adds what is not a sum over columns
+KOKKOS_INLINE_FUNCTION double forward_kl_share(RowStatistics const& s, double weighted, bool first,
+                                               KernelOptions const& options) {
+  if (s.flags & RowStatistics::invalid || !(s.sum_student > 0) || !(s.sum_teacher > 0))
+    return static_cast<double>(quiet_nan);
+  double const share = weighted * static_cast<double>(options.scale) / s.sum_teacher;
+  return first ? share - (log(s.sum_teacher) - log(s.sum_student)) : share;
+}
+
+/// \brief Adds a row's shares, `stride` apart.
+KOKKOS_INLINE_FUNCTION float value_of_shares(double const* share, int ranks, std::int64_t stride,
+                                             double temperature) {
+  double sum = 0;
+  for (int r = 0; r < ranks; ++r)
+    sum += share[r * stride];
+  return static_cast<float>(sum * temperature * temperature);
 }
 
 }  // namespace vpkl::impl

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <vpkl/core/allocate.hpp>
 #include <vpkl/core/error.hpp>
+#include <vpkl/divergence/options.hpp>
 #include <vpkl/parallel/agreement.hpp>
 #include <vpkl/teacher/cache.hpp>
 #include <vpkl/trace/range.hpp>
@@ -56,7 +57,14 @@ TeacherCache<ExecutionSpace>::TeacherCache(Communicator comm, Options options)
   Agreement("teacher cache")
       .equal("modes", options_.mode)
       .equal("store types", options_.store_type ? static_cast<int>(*options_.store_type) : -1)
+      .equal("statistics' temperatures",
+             options_.statistics ? options_.statistics->temperature : 0.0)
       .check([&] {
+        if (options_.statistics) {
+          DivergenceOptions divergence;
+          divergence.temperature = options_.statistics->temperature;
+          check_options(divergence);
+        }
         if (options_.mode == CacheMode::hidden)
           throw InvalidArgument(
               "teacher cache: mode hidden is not part of this version, expected "
@@ -76,6 +84,10 @@ void TeacherCache<ExecutionSpace>::check_store(ConstRows const& logits, std::int
   if (logits.index.count != batch * length)
     throw InvalidArgument(fmt::format("teacher cache: {} rows of logits, expected {} · {} = {}",
                                       logits.index.count, batch, length, batch * length));
+  if (options_.statistics && options_.statistics->columns > logits.width)
+    throw InvalidArgument(
+        fmt::format("teacher cache: statistics of {} columns, expected at most the {} stored",
+                    options_.statistics->columns, logits.width));
   if (options_.mode == CacheMode::all && !rows.empty())
     throw InvalidArgument(
         fmt::format("teacher cache: {} rows listed in mode all, expected none", rows.size()));
@@ -139,6 +151,10 @@ void TeacherCache<ExecutionSpace>::store_local(ExecutionSpace const& exec, Const
   slot_of_row_.assign(static_cast<std::size_t>(batch_ * length_), -1);
   for (std::int64_t slot = 0; slot < kept; ++slot)
     slot_of_row_[listed ? rows[slot] : slot] = slot;
+  // Before the rows: who has waited for those need not wait for these.
+  if (auto const& of = options_.statistics)
+    statistics_.make(exec, logits, listed ? &rows : nullptr, of->columns < 0 ? width_ : of->columns,
+                     type_, of->temperature);
   store->store(exec, logits, listed ? &rows : nullptr);
   counters_.stored_rows += kept;
   counters_.bytes = store->bytes();
@@ -211,6 +227,13 @@ void TeacherCache<ExecutionSpace>::fetch(ExecutionSpace const& exec,
 template <class ExecutionSpace>
 bool TeacherCache<ExecutionSpace>::holds(std::int64_t row) const {
   return row >= 0 && row < batch_ * length_ && slot_of_row_[row] >= 0;
+}
+
+template <class ExecutionSpace>
+RowStatistics const* TeacherCache<ExecutionSpace>::begin_statistics(
+    ExecutionSpace const& exec) const {
+  check_holds();
+  return options_.statistics ? statistics_.begin_reading(exec) : nullptr;
 }
 
 template <class ExecutionSpace>

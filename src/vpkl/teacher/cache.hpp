@@ -5,6 +5,7 @@
 
 #include <vpkl/core/rows.hpp>
 #include <vpkl/parallel/communicator.hpp>
+#include <vpkl/teacher/kept_statistics.hpp>
 #include <vpkl/teacher/row_store.hpp>
 
 #include <cstddef>
@@ -28,6 +29,13 @@ char const* to_string(CacheMode mode);
 /// \brief Inverse of to_string. \throws InvalidArgument naming the text
 CacheMode cache_mode_from_string(std::string const& text);
 
+/// Statistics of the teacher's rows to keep beside them: with these, the forward KL of several
+/// ranks reads the teacher once instead of twice.
+struct TeacherStatistics {
+  double temperature = 1.0;   ///< of the divergence they are for
+  std::int64_t columns = -1;  ///< of this rank that count, from the first; -1: every one
+};
+
 /// What a cache has moved and holds.
 struct CacheCounters {
   std::int64_t stores = 0;           ///< calls that succeeded
@@ -48,12 +56,15 @@ struct CacheCounters {
 template <class ExecutionSpace>
 class TeacherCache {
  public:
-  /// Mode and store type are equal on every rank.
+  /// Mode, store type and the statistics' temperature are equal on every rank.
   struct Options {
     CacheMode mode = CacheMode::all;        ///< what is kept
     std::optional<ElementType> store_type;  ///< default: the type of the logits stored
     std::size_t memory_budget = 0;          ///< bytes; 0: what the machine and its limits leave
     TransferEngine engine = TransferEngine::automatic;  ///< how rows come back to a device
+    /// What to keep beside the rows, in the execution space's memory: 32 bytes a row, 40 in
+    /// `response` mode. It takes one more read of the logits when they are stored.
+    std::optional<TeacherStatistics> statistics;
   };
 
   /// \brief Collective; one exchange of records over more than one rank.
@@ -93,6 +104,15 @@ class TeacherCache {
   /// \brief Drops the rows. Work already enqueued on them ends first.
   void free() noexcept;
 
+  /// \brief The kept statistics' records, for KnownTeacher; null without Options::statistics.
+  /// \param[in] exec instance whose work may read them, until end_statistics()
+  /// \throws InvalidArgument for an empty cache
+  RowStatistics const* begin_statistics(ExecutionSpace const& exec) const;
+  /// \brief What is enqueued on `exec` by now has read the records; a later store waits for it.
+  void end_statistics(ExecutionSpace const& exec) { statistics_.end_reading(exec); }
+  /// \brief Number of a row's record; -1 for a row that is not held.
+  std::int64_t record(std::int64_t row) const { return holds(row) ? slot_of_row_[row] : -1; }
+
   bool holds_rows() const { return store_ != nullptr; }  ///< between store and free
   /// \brief Whether row b·T + t can be fetched.
   bool holds(std::int64_t row) const;
@@ -115,6 +135,7 @@ class TeacherCache {
   Communicator comm_;
   Options options_;
   std::unique_ptr<RowStore<ExecutionSpace>> store_;
+  impl::KeptStatistics<ExecutionSpace> statistics_;
   std::vector<std::int64_t> slot_of_row_;  ///< -1: not held
   std::int64_t batch_ = 0, length_ = 0, width_ = 0;
   ElementType type_ = ElementType::fp32;

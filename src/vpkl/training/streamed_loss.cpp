@@ -114,6 +114,9 @@ struct StreamedLoss<ExecutionSpace>::Batch {
   std::uint8_t* uncounted = nullptr;  ///< one entry a row of [B, T]
   std::int64_t* student_offsets = nullptr;
   std::int64_t* gradient_offsets = nullptr;
+  // Where the teacher's statistics are used; else null.
+  double* shares = nullptr;         ///< `[ranks, rows of the plan]`
+  std::int64_t* records = nullptr;  ///< of the rows' statistics
 };
 
 template <class ExecutionSpace>
@@ -150,6 +153,14 @@ void StreamedLoss<ExecutionSpace>::check_batch(std::int32_t const* tokens,
 }
 
 template <class ExecutionSpace>
+bool StreamedLoss<ExecutionSpace>::uses_statistics(
+    TeacherCache<ExecutionSpace> const& cache) const {
+  return cache.options().statistics && comm_.size() > 1 &&
+         options_.route == Route::vocab_parallel &&
+         options_.divergence.divergence == Divergence::forward_kl;
+}
+
+template <class ExecutionSpace>
 void StreamedLoss<ExecutionSpace>::check_call(ConstRows const& student,
                                               TeacherCache<ExecutionSpace> const& cache,
                                               ResponseMask const& mask,
@@ -170,6 +181,17 @@ void StreamedLoss<ExecutionSpace>::check_call(ConstRows const& student,
     throw InvalidArgument(fmt::format("teacher cache: shape is [{}, {}, {}], expected [{}, {}, {}]",
                                       cache.batch(), cache.length(), cache.width(), mask.batch,
                                       mask.length, width));
+  if (!uses_statistics(cache)) return;
+  TeacherStatistics const& statistics = *cache.options().statistics;
+  if (statistics.temperature != options_.divergence.temperature)
+    throw InvalidArgument(
+        fmt::format("teacher cache: its statistics are of temperature {}, expected the loss's {}",
+                    statistics.temperature, options_.divergence.temperature));
+  std::int64_t const columns = statistics.columns < 0 ? width : statistics.columns;
+  if (columns != shard_.width())
+    throw InvalidArgument(
+        fmt::format("teacher cache: its statistics are of {} columns, expected the shard's {}",
+                    columns, shard_.width()));
 }
 
 template <class ExecutionSpace>
@@ -197,7 +219,7 @@ LossResult StreamedLoss<ExecutionSpace>::compute(
         throw InvalidArgument(fmt::format(
             "normalization: the weight of a row is {}, expected a normal single-precision number",
             normalization.row_weight(batch.plan->tokens())));
-      prepare(exec, batch);
+      prepare(exec, cache, batch);
       log.emplace(comm_, static_cast<std::int64_t>(batch.plan->chunks().size()));
       agreement.equal_hash("masks", hash_mask(mask));
     });
@@ -218,12 +240,16 @@ LossResult StreamedLoss<ExecutionSpace>::compute(
         .equal("student types", student.type)
         .equal("teacher types", cache.type())
         .equal("cache modes", cache.options().mode)
+        .equal("use of statistics", uses_statistics(cache))
         .tell("gradients asked", nothing_counts ? unknown : gradient.data != nullptr);
     check_gradients_asked(agreement.exchange(comm_));
 
     ChunkPlan const& plan = *batch.plan;
     ensure_plan(exec, batch);
     run_chunks(exec, batch, cache, *log);
+    if (batch.shares)
+      plan_->add_shares(exec, static_cast<std::int64_t>(plan.rows().size()), batch.shares,
+                        batch.values);
     std::vector<float> const values =
         copies_->values(exec, const_cast<float const*>(batch.values), plan.rows().size(),
                         [&] { comm_.wait(exec); });
@@ -246,25 +272,37 @@ LossResult StreamedLoss<ExecutionSpace>::compute(
 }
 
 template <class ExecutionSpace>
-void StreamedLoss<ExecutionSpace>::prepare(ExecutionSpace const& exec, Batch& batch) {
+void StreamedLoss<ExecutionSpace>::prepare(ExecutionSpace const& exec,
+                                           TeacherCache<ExecutionSpace> const& cache,
+                                           Batch& batch) {
   ChunkPlan const& plan = *batch.plan;
   std::size_t const rows = plan.rows().size();
   std::size_t const all = static_cast<std::size_t>(batch.batch * batch.length);
   bool const listed = plan.kind() == PlanKind::rows;
   bool const in_place = batch.gradient.data == batch.student.data;
 
-  // Values come first and are not uploaded: every row of the plan gets one.
+  bool const known = uses_statistics(cache);
+
+  // Values and shares come first and are not uploaded: every row of the plan gets them.
   std::size_t const offsets = listed ? rows * sizeof(std::int64_t) : 0;
-  std::size_t const part[] = {aligned(rows * sizeof(float)), aligned(rows * sizeof(float)),
-                              aligned(all), aligned(offsets),
-                              batch.gradient.data && !in_place ? aligned(offsets) : 0};
-  std::size_t const upload = part[1] + part[2] + part[3] + part[4], bytes = part[0] + upload;
+  std::size_t const values = aligned(rows * sizeof(float));
+  std::size_t const shares =
+      known ? static_cast<std::size_t>(comm_.size()) * rows * sizeof(double) : 0;
+  std::size_t const part[] = {values + aligned(shares),
+                              aligned(rows * sizeof(float)),
+                              aligned(all),
+                              aligned(offsets),
+                              batch.gradient.data && !in_place ? aligned(offsets) : 0,
+                              known ? aligned(rows * sizeof(std::int64_t)) : 0};
+  std::size_t const upload = part[1] + part[2] + part[3] + part[4] + part[5],
+                    bytes = part[0] + upload;
   if (small_.size() < bytes) small_ = {};
   if (small_.size() < bytes) small_ = impl::allocate_bytes(exec, "vpkl::StreamedLoss::rows", bytes);
   if (!copies_) copies_ = std::make_shared<impl::SmallCopies<ExecutionSpace>>();
   unsigned char* host = copies_->room(upload, rows * sizeof(float));
   unsigned char* device = small_.data() + part[0];
   batch.values = reinterpret_cast<float*>(small_.data());
+  if (known) batch.shares = reinterpret_cast<double*>(small_.data() + values);
   auto const place = [&](std::size_t i, auto*& on_device) {
     using T = typename std::remove_reference<decltype(*on_device)>::type;
     on_device = reinterpret_cast<T*>(device);
@@ -277,6 +315,7 @@ void StreamedLoss<ExecutionSpace>::prepare(ExecutionSpace const& exec, Batch& ba
   std::uint8_t* const uncounted = place(2, batch.uncounted);
   std::int64_t* const student_offsets = place(3, batch.student_offsets);
   std::int64_t* const gradient_offsets = place(4, batch.gradient_offsets);
+  std::int64_t* const records = place(5, batch.records);
   if (in_place) batch.gradient_offsets = batch.student_offsets;
 
   // A chunk's own kernel writes its uncounted rows.
@@ -285,6 +324,7 @@ void StreamedLoss<ExecutionSpace>::prepare(ExecutionSpace const& exec, Batch& ba
     std::int64_t const row = plan.rows()[i];
     weights[i] = plan.counted()[i] ? batch.row_weight : 0.0f;
     uncounted[row] = 0;
+    if (known) records[i] = cache.record(row);
     if (!listed) continue;
     student_offsets[i] = batch.student.index(row);
     if (part[4] > 0)
@@ -368,6 +408,7 @@ void StreamedLoss<ExecutionSpace>::run_chunks(ExecutionSpace const& exec, Batch 
     return Rows{teacher_.data() + static_cast<std::size_t>(buffer(i)) * batch.chunk_bytes,
                 batch.teacher_type, teacher_width(), RowIndex::strided(chunks[i].rows, pitch)};
   };
+  RowStatistics const* const statistics = batch.shares ? cache.begin_statistics(exec) : nullptr;
   std::exception_ptr errors[depth];
   auto const start_fetch = [&](std::size_t i) {
     if (i >= chunks.size()) return;
@@ -388,9 +429,10 @@ void StreamedLoss<ExecutionSpace>::run_chunks(ExecutionSpace const& exec, Batch 
     start_fetch(i + depth - 1);
     auto const range = chunk_range(i);
     lane_->computing(exec, buffer(i));
-    run_chunk(exec, batch, chunks[i], teacher(i), errors[buffer(i)], log);
+    run_chunk(exec, batch, chunks[i], teacher(i), statistics, errors[buffer(i)], log);
     lane_->computed(exec, buffer(i));
   }
+  if (statistics) cache.end_statistics(exec);
 }
 
 template <class ExecutionSpace>
@@ -410,6 +452,7 @@ void StreamedLoss<ExecutionSpace>::fetch(ExecutionSpace const& exec, Batch const
 template <class ExecutionSpace>
 void StreamedLoss<ExecutionSpace>::run_chunk(ExecutionSpace const& exec, Batch const& batch,
                                              ChunkPlan::Chunk const& chunk, Rows const& teacher,
+                                             RowStatistics const* statistics,
                                              std::exception_ptr error,
                                              impl::HeaderLog<ExecutionSpace>& log) {
   ConstRows const student = chunk_rows(batch, chunk, batch.student, batch.student_offsets);
@@ -418,8 +461,15 @@ void StreamedLoss<ExecutionSpace>::run_chunk(ExecutionSpace const& exec, Batch c
     ConstRows const part = chunk_rows(batch, chunk, batch.gradient, batch.gradient_offsets);
     gradient = {const_cast<void*>(part.data), part.type, part.width, part.index};
   }
-  plan_->execute(exec, student, teacher, batch.weights + chunk.first_row,
-                 batch.values + chunk.first_row, gradient, error, &log);
+  float const* const weights = batch.weights + chunk.first_row;
+  if (!batch.shares)
+    return plan_->execute(exec, student, teacher, weights, batch.values + chunk.first_row, gradient,
+                          error, &log);
+  double* const own = batch.shares +
+                      static_cast<std::size_t>(comm_.rank()) * batch.plan->rows().size() +
+                      chunk.first_row;
+  plan_->execute_known(exec, student, teacher, {statistics, batch.records + chunk.first_row},
+                       weights, own, gradient, error, &log);
 }
 
 template <class ExecutionSpace>

@@ -40,6 +40,11 @@ struct LossResult {
 /// through the operator (one all-gather, JSD two) and is dropped; on a device the next chunk's
 /// fetch overlaps this chunk's work, on a stream of the loss's own. Loss and gradient are bitwise
 /// the same for every plan, chunk width and skipping.
+///
+/// Where the cache keeps the teacher's statistics, forward KL over several ranks reads each teacher
+/// row once instead of twice; its gradient keeps its bits, and the values' last sums, the same up
+/// to rounding, are exchanged in one more message at the end. Elsewhere the statistics are not
+/// needed and not used.
 template <class ExecutionSpace>
 class StreamedLoss {
  public:
@@ -94,16 +99,17 @@ class StreamedLoss {
 
  private:
   struct Batch;
+  bool uses_statistics(TeacherCache<ExecutionSpace> const& cache) const;
   void check_call(ConstRows const& student, TeacherCache<ExecutionSpace> const& cache,
                   ResponseMask const& mask, Normalization const& normalization) const;
-  void prepare(ExecutionSpace const& exec, Batch& batch);
+  void prepare(ExecutionSpace const& exec, TeacherCache<ExecutionSpace> const& cache, Batch& batch);
   void ensure_plan(ExecutionSpace const& exec, Batch const& batch);
   void run_chunks(ExecutionSpace const& exec, Batch const& batch,
                   TeacherCache<ExecutionSpace>& cache, impl::HeaderLog<ExecutionSpace>& log);
   void fetch(ExecutionSpace const& exec, Batch const& batch, ChunkPlan::Chunk const& chunk,
              TeacherCache<ExecutionSpace>& cache, Rows const& teacher) const;
   void run_chunk(ExecutionSpace const& exec, Batch const& batch, ChunkPlan::Chunk const& chunk,
-                 Rows const& teacher, std::exception_ptr error,
+                 Rows const& teacher, RowStatistics const* statistics, std::exception_ptr error,
                  impl::HeaderLog<ExecutionSpace>& log);
   std::int64_t teacher_width() const {
     return options_.route == Route::gathered ? shard_.vocabulary() : shard_.teacher_width();

@@ -29,6 +29,9 @@ constexpr unsigned all_lanes = 0xffffffffu;
 /// Marks rows whose element type is known at run time only; loaded as float.
 struct AnyType {};
 
+/// Marks a model that is left out.
+struct Absent {};
+
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float r;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -274,15 +277,41 @@ struct RowPointer {
 template <>
 struct Vector<AnyType> : Vector<float> {};
 
+template <>
+struct Vector<Absent> {
+  __device__ __forceinline__ float get(int) const { return __uint_as_float(0xff800000u); }
+  struct Largest {
+    __device__ __forceinline__ void add(Vector const&) {}
+    __device__ __forceinline__ float get() const { return __uint_as_float(0xff800000u); }
+  };
+};
+
+template <>
+struct RowPointer<Absent> {
+  using Loaded = Vector<Absent>;
+  __device__ __forceinline__ static RowPointer make(void*, ElementType, std::int64_t) { return {}; }
+  __device__ __forceinline__ void load(std::int64_t, std::int64_t, int, Loaded (&)[vectors]) const {
+  }
+  __device__ __forceinline__ void load_one(std::int64_t, std::int64_t, int, int, Loaded&) const {}
+};
+
+/// \brief `x` in the nearest value of another type.
+__device__ __forceinline__ float rounded(float x, ElementType type) {
+  if (type == ElementType::bf16) return __bfloat162float(__float2bfloat16_rn(x));
+  if (type == ElementType::fp16) return __half2float(__float2half_rn(x));
+  return x;
+}
+
 /// Rows of any type: read as float, written rounded. The rare mixtures of types share one kernel.
 template <>
 struct RowPointer<AnyType> {
   void* at;
   ElementType type;
+  ElementType as;  ///< what they are rounded to when read
 
   __device__ __forceinline__ static RowPointer make(void* data, ElementType type,
                                                     std::int64_t element) {
-    return {static_cast<unsigned char*>(data) + element * (type == ElementType::fp32 ? 4 : 2),
+    return {static_cast<unsigned char*>(data) + element * (type == ElementType::fp32 ? 4 : 2), type,
             type};
   }
   using Loaded = Vector<float>;
@@ -296,7 +325,7 @@ struct RowPointer<AnyType> {
     for (int i = 0; i < vectors; ++i)
 #pragma unroll
       for (int j = 0; j < vector_columns; ++j)
-        v[i].set_one(j, raw[i].get(j));
+        v[i].set_one(j, as == type ? raw[i].get(j) : rounded(raw[i].get(j), as));
   }
   __device__ __forceinline__ void load(std::int64_t first, std::int64_t columns, int lane,
                                        Loaded (&v)[vectors]) const {

@@ -17,7 +17,27 @@ __global__ void __launch_bounds__(fold_warps* lanes)
   if (weight_of(job, row) != 0)
     r = merge_segments(partial + row * segments, static_cast<int>(segments), job.options.weighting,
                        options);
-  if (threadIdx.x % lanes == 0) out[row] = r;
+  if (threadIdx.x % lanes == 0)
+    out[row] = job.known.records && weight_of(job, row) != 0 ? job.completed(row, r) : r;
+}
+
+__global__ void __launch_bounds__(fold_warps* lanes)
+    fold_shares_kernel(RowJob const job, std::int64_t segments, double const* partial,
+                       RowStatistics const* merged, bool first_rank, double* share) {
+  std::int64_t const row = std::int64_t(blockIdx.x) * fold_warps + threadIdx.x / lanes;
+  if (row >= job.student.index.count) return;
+  double const total = add_segments(partial + row * segments, segments);
+  if (threadIdx.x % lanes == 0)
+    share[row] = weight_of(job, row) != 0
+                     ? forward_kl_share(merged[row], total, first_rank, job.options)
+                     : 0.0;
+}
+
+__global__ void __launch_bounds__(128)
+    add_shares_kernel(std::int64_t rows, double const* shares, int ranks, double temperature,
+                      float* value) {
+  std::int64_t const row = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (row < rows) value[row] = value_of_shares(shares + row, ranks, rows, temperature);
 }
 
 __global__ void __launch_bounds__(fold_warps* lanes)
@@ -61,6 +81,8 @@ void load_common() {
   cudaFuncAttributes attributes;
   VPKL_CHECK_CUDA(cudaFuncGetAttributes(&attributes, fold_statistics_kernel));
   VPKL_CHECK_CUDA(cudaFuncGetAttributes(&attributes, fold_sums_kernel));
+  VPKL_CHECK_CUDA(cudaFuncGetAttributes(&attributes, fold_shares_kernel));
+  VPKL_CHECK_CUDA(cudaFuncGetAttributes(&attributes, add_shares_kernel));
   VPKL_CHECK_CUDA(cudaFuncGetAttributes(&attributes, combine_kernel));
 }
 
@@ -75,6 +97,21 @@ void fold_statistics(cudaStream_t stream, RowJob const& job, void const* partial
 void fold_sums(cudaStream_t stream, RowJob const& job, void const* partial, JsdSums* out) {
   fold_sums_kernel<<<blocks_for(job.rows(), fold_warps), fold_warps * lanes, 0, stream>>>(
       job.rows(), segments_of(job.columns), static_cast<JsdSums const*>(partial), out);
+  VPKL_CHECK_CUDA(cudaGetLastError());
+}
+
+void fold_shares(cudaStream_t stream, RowJob const& job, void const* partial,
+                 RowStatistics const* merged, bool first_rank, double* share) {
+  fold_shares_kernel<<<blocks_for(job.rows(), fold_warps), fold_warps * lanes, 0, stream>>>(
+      job, segments_of(job.columns), static_cast<double const*>(partial), merged, first_rank,
+      share);
+  VPKL_CHECK_CUDA(cudaGetLastError());
+}
+
+void add_shares(cudaStream_t stream, std::int64_t rows, double const* shares, int ranks,
+                double temperature, float* value) {
+  add_shares_kernel<<<blocks_for(rows, 128), 128, 0, stream>>>(rows, shares, ranks, temperature,
+                                                               value);
   VPKL_CHECK_CUDA(cudaGetLastError());
 }
 

@@ -30,6 +30,14 @@ class Labelled {
   std::uint64_t id_ = 0;
 };
 
+/// A block that merges a row keeps the records of its segments in its 48 KB of shared memory.
+void check_columns(char const* what, std::int64_t columns) {
+  constexpr std::int64_t most = 48 * 1024 / sizeof(cuda::SegmentRecord) * cuda::segment_columns;
+  if (columns > most)
+    throw InvalidArgument(
+        fmt::format("{}: {} columns, expected at most {} on CUDA", what, columns, most));
+}
+
 /// Blocks that keep a multiprocessor busy, times the waves that even out the last one.
 constexpr int blocks_per_multiprocessor = 3 * 4;
 /// Segments that a block should have at least.
@@ -41,14 +49,24 @@ cuda::TypedKernels const& kernels_of(RowJob const& job) {
 
 }  // namespace
 
+template <>
+void teacher_statistics(Kokkos::Cuda const& exec, ConstRows const& teacher, std::int64_t columns,
+                        ElementType type, double temperature, RowStatistics* records) {
+  if (teacher.index.count == 0) return;
+  check_columns("teacher statistics", columns);
+  Labelled const label(exec, "vpkl::TeacherCache::statistics");
+  RowJob job;
+  job.student = teacher;
+  job.columns = columns;
+  job.options = KernelOptions::of_teacher(temperature);
+  job.teacher_alone = true;
+  job.read_as = type;
+  cuda::typed_kernels(teacher.type, type).statistics(exec.cuda_stream(), job, 1, nullptr, records);
+}
+
 DivergenceKernels<Kokkos::Cuda>::DivergenceKernels(Kokkos::Cuda const& exec, std::int64_t max_rows,
                                                    std::int64_t max_columns) {
-  // A block that merges a row keeps the records of its segments in its 48 KB of shared memory.
-  constexpr std::int64_t most_columns =
-      48 * 1024 / sizeof(cuda::SegmentRecord) * cuda::segment_columns;
-  if (max_columns > most_columns)
-    throw InvalidArgument(fmt::format("divergence plan: {} columns, expected at most {} on CUDA",
-                                      max_columns, most_columns));
+  check_columns("divergence plan", max_columns);
   int device = 0;
   VPKL_CHECK_CUDA(cudaGetDevice(&device));
   VPKL_CHECK_CUDA(
@@ -82,8 +100,9 @@ int DivergenceKernels<Kokkos::Cuda>::statistics(Kokkos::Cuda const& exec, RowJob
                                                 RowStatistics* out) const {
   if (job.rows() == 0) return 0;
   Labelled const label(exec, "vpkl::DivergencePlan::statistics");
-  kernels_of(job).statistics(exec.cuda_stream(), job, parts(job, job.columns), partials_.data(),
-                             out);
+  auto const& kernels =
+      job.known.records ? cuda::typed_kernels(job.student.type, job.student.type) : kernels_of(job);
+  kernels.statistics(exec.cuda_stream(), job, parts(job, job.columns), partials_.data(), out);
   return parts(job, job.columns) > 1 ? 2 : 1;
 }
 
@@ -113,6 +132,26 @@ int DivergenceKernels<Kokkos::Cuda>::finish(Kokkos::Cuda const& exec, RowJob con
   Labelled const label(exec, "vpkl::DivergencePlan::gradient");
   kernels_of(job).finish(exec.cuda_stream(), job, parts(job, gradient.width), merged, sums, ranks,
                          stride, value, gradient);
+  return 1;
+}
+
+int DivergenceKernels<Kokkos::Cuda>::finish_known(Kokkos::Cuda const& exec, RowJob const& job,
+                                                  RowStatistics const* merged, bool first,
+                                                  double* share, Rows gradient) const {
+  if (job.rows() == 0) return 0;
+  Labelled const label(exec, "vpkl::DivergencePlan::gradient");
+  int const split = parts(job, std::max(job.columns, gradient.width));
+  kernels_of(job).finish_known(exec.cuda_stream(), job, split, partials_.data(), merged, first,
+                               share, gradient);
+  return split > 1 ? 2 : 1;
+}
+
+int DivergenceKernels<Kokkos::Cuda>::add_shares(Kokkos::Cuda const& exec, std::int64_t rows,
+                                                double const* shares, int ranks, double temperature,
+                                                float* value) const {
+  if (rows == 0) return 0;
+  Labelled const label(exec, "vpkl::DivergencePlan::values");
+  cuda::add_shares(exec.cuda_stream(), rows, shares, ranks, temperature, value);
   return 1;
 }
 

@@ -36,6 +36,9 @@ class TypedKernels {
                           RowStatistics* out) const = 0;
   virtual void jsd_sums(cudaStream_t stream, RowJob const& job, int parts, void* partial,
                         RowStatistics const* merged, JsdSums* out) const = 0;
+  virtual void finish_known(cudaStream_t stream, RowJob const& job, int parts, void* partial,
+                            RowStatistics const* merged, bool first_rank, double* share,
+                            Rows const& gradient) const = 0;
   virtual void finish(cudaStream_t stream, RowJob const& job, int parts,
                       RowStatistics const* merged, JsdSums const* sums, int ranks,
                       std::int64_t stride, float* value, Rows const& gradient) const = 0;
@@ -67,5 +70,11 @@ void load_common();
 void fold_statistics(cudaStream_t stream, RowJob const& job, void const* partial,
                      RowStatistics* out);
 void fold_sums(cudaStream_t stream, RowJob const& job, void const* partial, JsdSums* out);
+/// \brief Shares from the segments' weighted sums of split rows.
+void fold_shares(cudaStream_t stream, RowJob const& job, void const* partial,
+                 RowStatistics const* merged, bool first_rank, double* share);
+/// \brief Values from the shares of `ranks` ranks, `rows` apart.
+void add_shares(cudaStream_t stream, std::int64_t rows, double const* shares, int ranks,
+                double temperature, float* value);
 
 }  // namespace vpkl::impl::cuda

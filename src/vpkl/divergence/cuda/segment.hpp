@@ -12,6 +12,7 @@
 #include <vpkl/divergence/kernels.hpp>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace vpkl::impl::cuda {
 
@@ -186,12 +187,16 @@ __device__ __forceinline__ void careful_sums(LoadOne const& load_one, float ms, 
   }
   // The largest finite logit of the segment: none where all are -inf.
   bool const student = r.max_student > minus_infinity(), teacher = r.max_teacher > minus_infinity();
-  set_sum(r.sum_student, r.rest_student,
-          __dadd_rn(student ? __reduce_add_sync(all_lanes, ones_student) : 0,
-                    warp_sum(static_cast<double>(sum_student))));
-  set_sum(r.sum_teacher, r.rest_teacher,
-          __dadd_rn(teacher ? __reduce_add_sync(all_lanes, ones_teacher) : 0,
-                    warp_sum(static_cast<double>(sum_teacher))));
+  // Whether a model's sum is kept apart must not depend on the other model.
+  bool const narrow = std::is_same<Real, double>::value;
+  if (narrow || r.sum_student < 2)
+    set_sum(r.sum_student, r.rest_student,
+            __dadd_rn(student ? __reduce_add_sync(all_lanes, ones_student) : 0,
+                      warp_sum(static_cast<double>(sum_student))));
+  if (narrow || r.sum_teacher < 2)
+    set_sum(r.sum_teacher, r.rest_teacher,
+            __dadd_rn(teacher ? __reduce_add_sync(all_lanes, ones_teacher) : 0,
+                      warp_sum(static_cast<double>(sum_teacher))));
   r.weighted =
       static_cast<float>(__dmul_rn(warp_sum(static_cast<double>(weighted)), 1 / weighted_unit));
   if (__any_sync(all_lanes, unsupported)) r.flags |= RowStatistics::unsupported;
@@ -207,6 +212,7 @@ template <Weighting weighting, int unroll, class VS, class VT, class Get, class 
 __device__ __forceinline__ SegmentRecord segment_statistics(SegmentOptions const& options,
                                                             std::int64_t columns, Get const& get,
                                                             LoadOne const& load_one) {
+  constexpr bool alone = std::is_same<VT, Vector<Absent>>::value;
   int const lane = threadIdx.x % lanes;
   SegmentRecord r;
   {
@@ -221,7 +227,8 @@ __device__ __forceinline__ SegmentRecord segment_statistics(SegmentOptions const
       largest_teacher.add(t);
     }
     r.max_student = warp_largest(largest_student.get());
-    r.max_teacher = warp_largest(largest_teacher.get());
+    r.max_teacher = largest_teacher.get();
+    if constexpr (!alone) r.max_teacher = warp_largest(r.max_teacher);
   }
   r.sum_student = r.sum_teacher = r.weighted = 0;
   r.rest_student = r.rest_teacher = 0;
@@ -240,14 +247,14 @@ __device__ __forceinline__ SegmentRecord segment_statistics(SegmentOptions const
     for (int j = 0; j < vector_columns; ++j) {
       float const a = distance(s.get(j), ms), b = distance(t.get(j), mt);
       es[j] = exp2_fast(__fmul_rn(a, options.exponent_scale));
-      et[j] = exp2_fast(__fmul_rn(b, options.exponent_scale));
+      if constexpr (!alone) et[j] = exp2_fast(__fmul_rn(b, options.exponent_scale));
       if (weighting == Weighting::teacher)
         sum_weighted[j % 2] = __fmaf_rn(et[j], __fsub_rn(b, a), sum_weighted[j % 2]);
       if (weighting == Weighting::student)
         sum_weighted[j % 2] = __fmaf_rn(es[j], __fsub_rn(a, b), sum_weighted[j % 2]);
     }
     sum_student = __fadd_rn(sum_student, vector_sum(es));
-    sum_teacher = __fadd_rn(sum_teacher, vector_sum(et));
+    if constexpr (!alone) sum_teacher = __fadd_rn(sum_teacher, vector_sum(et));
   };
   VS s;
   VT t;
@@ -266,7 +273,7 @@ __device__ __forceinline__ SegmentRecord segment_statistics(SegmentOptions const
     }
   }
   r.sum_student = warp_sum(sum_student);
-  r.sum_teacher = warp_sum(sum_teacher);
+  if constexpr (!alone) r.sum_teacher = warp_sum(sum_teacher);
   if (weighting != Weighting::none)
     r.weighted =
         warp_sum(__fmul_rn(__fadd_rn(sum_weighted[0], sum_weighted[1]), 1 / weighted_unit));
@@ -274,7 +281,8 @@ __device__ __forceinline__ SegmentRecord segment_statistics(SegmentOptions const
   // swallows the others; and a logit of -inf leaves no finite weighted sum.
   if (options.narrow)
     careful_sums<double, weighting, VS, VT>(load_one, ms, mt, options.exponent_scale, r);
-  else if (!(fabsf(r.weighted) <= largest_float()) || r.sum_student < 2 || r.sum_teacher < 2)
+  else if (!(fabsf(r.weighted) <= largest_float()) || r.sum_student < 2 ||
+           (!alone && r.sum_teacher < 2))
     careful_sums<float, weighting, VS, VT>(load_one, ms, mt, options.exponent_scale, r);
   return r;
 }
@@ -480,6 +488,81 @@ __device__ inline JsdSums merge_sums(JsdSums const* parts, std::int64_t count) {
   return {warp_sum(sum.student), warp_sum(sum.teacher)};
 }
 
+/// \brief Adds `count` segments' numbers in a fixed tree; the same on all lanes.
+__device__ inline double add_segments(double const* parts, std::int64_t count) {
+  double sum = 0;
+  for (std::int64_t i = threadIdx.x % lanes; i < count; i += lanes)
+    sum = __dadd_rn(sum, parts[i]);
+  return warp_sum(sum);
+}
+
+/// \param[in] es, et exponentials of the distances
+__device__ __forceinline__ float forward_kl_gradient(float es, float et,
+                                                     GradientConstants const& c) {
+  return __fmul_rn(__fmaf_rn(es, c.ratio, -et), c.scale);
+}
+
+/// \brief dt - ds of a column, finite.
+/// \param[in,out] largest of a lane's
+__device__ __forceinline__ float finite_difference(float a, float b, float& largest) {
+  float const difference = __fsub_rn(fmaxf(b, beyond_all()), fmaxf(a, beyond_all()));
+  largest = fmaxf(largest, difference);
+  return difference;
+}
+
+/// \brief Lanes' sums as forward_kl_share wants them; the same on all lanes.
+__device__ __forceinline__ double weighted_sum(double sum, float largest) {
+  // Finite logits differ by less; beside -inf, differences are larger.
+  constexpr float furthest = 0x1p119f;
+  sum = warp_sum(sum);
+  return __any_sync(all_lanes, largest > furthest) ? static_cast<double>(infinity) : sum;
+}
+
+/// \brief Forward KL's weighted sum of a segment, with its gradient; see forward_kl_share.
+/// \param[in,out] s the logits, then the gradient
+template <class VS, class VT>
+__device__ __forceinline__ double segment_forward_kl(VS (&s)[vectors], VT const (&t)[vectors],
+                                                     GradientConstants const& c,
+                                                     SegmentOptions const& options) {
+  float weighted[2] = {0, 0}, largest = 0;
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) {
+    float gradient[vector_columns];
+#pragma unroll
+    for (int j = 0; j < vector_columns; ++j) {
+      float const a = distance(s[i].get(j), c.max_student);
+      float const b = distance(t[i].get(j), c.max_teacher);
+      float const es = exp2_fast(__fmul_rn(a, options.exponent_scale));
+      float const et = exp2_fast(__fmul_rn(b, options.exponent_scale));
+      weighted[j % 2] = __fmaf_rn(et, finite_difference(a, b, largest), weighted[j % 2]);
+      gradient[j] = forward_kl_gradient(es, et, c);
+    }
+#pragma unroll
+    for (int j = 0; j < vector_columns; j += 2)
+      s[i].set(j / 2, gradient[j], gradient[j + 1]);
+  }
+  return weighted_sum(__dadd_rn(weighted[0], weighted[1]), largest);
+}
+
+/// \brief The weighted sum of a narrow row, in double.
+template <class VS, class VT>
+__device__ __forceinline__ double narrow_forward_kl(VS const (&s)[vectors], VT const (&t)[vectors],
+                                                    GradientConstants const& c,
+                                                    SegmentOptions const& options) {
+  float largest = 0;
+  double weighted = 0;
+#pragma unroll
+  for (int i = 0; i < vectors; ++i)
+#pragma unroll 1
+    for (int j = 0; j < vector_columns; ++j) {
+      float const a = distance(s[i].get(j), c.max_student);
+      float const b = distance(t[i].get(j), c.max_teacher);
+      double const et = exp2_accurate(__dmul_rn(b, options.exponent_scale));
+      weighted = __fma_rn(et, finite_difference(a, b, largest), weighted);
+    }
+  return weighted_sum(weighted, largest);
+}
+
 /// \brief Gradient of one column of a regular or infinite row.
 /// \tparam subnormal whether probabilities below 2^-126 are kept
 /// \param[in] s, t the logits
@@ -491,8 +574,7 @@ __device__ __forceinline__ float column_gradient(float s, float t, GradientConst
   float const es = exp2_to_float<subnormal>(exponent);
   // Equal rows have ratio 1 and mean 0: exactly 0.
   if (divergence == Divergence::forward_kl)
-    return __fmul_rn(__fmaf_rn(es, c.ratio, -exp2_fast(__fmul_rn(b, options.exponent_scale))),
-                     c.scale);
+    return forward_kl_gradient(es, exp2_fast(__fmul_rn(b, options.exponent_scale)), c);
   if (divergence == Divergence::reverse_kl) {
     float const g = __fmul_rn(__fmul_rn(es, c.scale), __fsub_rn(__fsub_rn(a, b), c.mean));
     return es > 0 ? g : 0.0f;

@@ -44,6 +44,7 @@ __device__ __forceinline__ float row_value(RowJob const& job, RowStatistics cons
 
 /// Grid (parts, rows): a block's warps take the segments of its part in turn. Whole rows
 /// (parts 1) are merged in the block, others leave their records for fold_statistics.
+/// \tparam T Absent in jobs of one model
 template <Weighting weighting, class S, class T>
 __global__ void __launch_bounds__(block_threads, sizeof(Vector<S>) == 16 ? 3 : 2)
     statistics_kernel(RowJob const job, SegmentOptions const options, std::int64_t segments,
@@ -57,7 +58,9 @@ __global__ void __launch_bounds__(block_threads, sizeof(Vector<S>) == 16 ? 3 : 2
   bool const whole = gridDim.x == 1;
   SegmentRecord* const records = whole ? shared_records : partial + row * segments;
   int const lane = threadIdx.x % lanes;
-  RowPointer<S> const student = student_row<S>(job, row);
+  RowPointer<S> student = student_row<S>(job, row);
+  if constexpr (std::is_same<S, AnyType>::value && std::is_same<T, Absent>::value)
+    student.as = job.read_as;
   RowPointer<T> const teacher = teacher_row<T>(job, row);
   std::int64_t const step = gridDim.x * block_warps;
   for (std::int64_t i = blockIdx.x * block_warps + threadIdx.x / lanes; i < segments; i += step) {
@@ -84,7 +87,12 @@ __global__ void __launch_bounds__(block_threads, sizeof(Vector<S>) == 16 ? 3 : 2
   __syncthreads();
   if (threadIdx.x >= lanes) return;
   RowStatistics const r = merge_segments(records, static_cast<int>(segments), weighting, options);
-  if (lane == 0) out[row] = r;
+  if (lane == 0) {
+    if constexpr (std::is_same<T, Absent>::value)
+      out[row] = job.completed(row, r);
+    else
+      out[row] = r;
+  }
 }
 
 template <class S, class T>
@@ -184,6 +192,61 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
+/// Grid (parts, rows). Forward KL's gradient, and the row's share of the value; of split rows the
+/// segments' sums, for fold_shares.
+template <class S, class T>
+__global__ void __launch_bounds__(block_threads)
+    finish_known_kernel(RowJob const job, SegmentOptions const options, std::int64_t segments,
+                        std::int64_t first_row, RowStatistics const* merged, bool first_rank,
+                        double* partial, double* share, Rows const gradient) {
+  extern __shared__ double shared_weighted[];
+  std::int64_t const row = first_row + blockIdx.y;
+  int const lane = threadIdx.x % lanes;
+  bool const whole = gridDim.x == 1, counts = weight_of(job, row) != 0;
+  double* const weighted = whole ? shared_weighted : partial + row * segments;
+  __shared__ GradientConstants shared_constants;
+  if (counts && threadIdx.x == 0)
+    shared_constants = gradient_constants<Divergence::forward_kl>(merged[row], job.options, 0,
+                                                                  weight_of(job, row));
+  __syncthreads();
+  GradientConstants const constants = shared_constants;
+  bool const ordinary_row = counts && ordinary<Divergence::forward_kl>(constants);
+  RowPointer<S> const student = student_row<S>(job, row);
+  RowPointer<T> const teacher = teacher_row<T>(job, row);
+  RowPointer<S> const to =
+      RowPointer<S>::make(gradient.data, gradient.type, gradient.data ? gradient.index(row) : 0);
+  std::int64_t const columns = counts ? job.columns : 0;
+  std::int64_t const all = gradient.data ? segments_of(gradient.width) : segments;
+  std::int64_t const step = gridDim.x * block_warps;
+  for (std::int64_t i = blockIdx.x * block_warps + threadIdx.x / lanes; i < all; i += step) {
+    std::int64_t const first = i * segment_columns;
+    typename RowPointer<S>::Loaded s[vectors];
+    typename RowPointer<T>::Loaded t[vectors];
+    double sum = 0;
+    if (first < columns) {
+      student.load(first, columns, lane, s);
+      teacher.load(first, columns, lane, t);
+      if (ordinary_row) {
+        if (options.narrow) sum = narrow_forward_kl(s, t, constants, options);
+        double const fast = segment_forward_kl(s, t, constants, options);
+        if (!options.narrow) sum = fast;
+      } else {
+#pragma unroll
+        for (int v = 0; v < vectors; ++v)
+          s[v] = special_gradient(s[v], constants.state);
+      }
+    }
+    if (lane == 0 && i < segments) weighted[i] = sum;
+    if (gradient.data) to.store(first, columns, gradient.width, lane, s);
+  }
+  if (!whole) return;
+  __syncthreads();
+  if (threadIdx.x >= lanes) return;
+  double const total = add_segments(weighted, segments);
+  if (lane == 0)
+    share[row] = counts ? forward_kl_share(merged[row], total, first_rank, job.options) : 0.0;
+}
+
 /// Rows that one launch takes: the y extent of a grid.
 constexpr std::int64_t launch_rows = 65535;
 
@@ -202,7 +265,9 @@ class TwoPhase : public TypedKernels {
          {reinterpret_cast<void const*>(statistics_kernel<Weighting::teacher, S, T>),
           reinterpret_cast<void const*>(statistics_kernel<Weighting::student, S, T>),
           reinterpret_cast<void const*>(statistics_kernel<Weighting::none, S, T>),
+          reinterpret_cast<void const*>(statistics_kernel<Weighting::none, S, Absent>),
           reinterpret_cast<void const*>(jsd_sums_kernel<S, T>),
+          reinterpret_cast<void const*>(finish_known_kernel<S, T>),
           reinterpret_cast<void const*>(finish_kernel<Divergence::forward_kl, S, T>),
           reinterpret_cast<void const*>(finish_kernel<Divergence::reverse_kl, S, T>),
           reinterpret_cast<void const*>(finish_kernel<Divergence::jsd, S, T>)})
@@ -212,7 +277,8 @@ class TwoPhase : public TypedKernels {
   void statistics(cudaStream_t stream, RowJob const& job, int parts, void* partial,
                   RowStatistics* out) const override {
     auto const kernel =
-        job.options.weighting == Weighting::teacher   ? statistics_kernel<Weighting::teacher, S, T>
+        job.one_model() ? statistics_kernel<Weighting::none, S, Absent>
+        : job.options.weighting == Weighting::teacher ? statistics_kernel<Weighting::teacher, S, T>
         : job.options.weighting == Weighting::student ? statistics_kernel<Weighting::student, S, T>
                                                       : statistics_kernel<Weighting::none, S, T>;
     std::int64_t const segments = segments_of(job.columns);
@@ -240,6 +306,21 @@ class TwoPhase : public TypedKernels {
       VPKL_CHECK_CUDA(cudaGetLastError());
     });
     if (parts > 1) fold_sums(stream, job, partial, out);
+  }
+
+  void finish_known(cudaStream_t stream, RowJob const& job, int parts, void* partial,
+                    RowStatistics const* merged, bool first_rank, double* share,
+                    Rows const& gradient) const override {
+    std::int64_t const segments = segments_of(job.columns);
+    std::size_t const shared = parts == 1 ? static_cast<std::size_t>(segments) * sizeof(double) : 0;
+    for_row_ranges(job.rows(), [&](std::int64_t first, unsigned rows) {
+      finish_known_kernel<S, T>
+          <<<dim3(static_cast<unsigned>(parts), rows), block_threads, shared, stream>>>(
+              job, SegmentOptions::make(job), segments, first, merged, first_rank,
+              static_cast<double*>(partial), share, gradient);
+      VPKL_CHECK_CUDA(cudaGetLastError());
+    });
+    if (parts > 1) fold_shares(stream, job, partial, merged, first_rank, share);
   }
 
   void finish(cudaStream_t stream, RowJob const& job, int parts, RowStatistics const* merged,

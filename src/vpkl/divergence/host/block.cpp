@@ -151,6 +151,35 @@ void Block::load(ElementType student_type, void const* student_row, ElementType 
     student[c] = teacher[c] = -infinity;
 }
 
+void Block::load_one(ElementType type, void const* row, ElementType as, std::int64_t first,
+                     int columns) {
+  load_columns(type, row, first, columns, student);
+  if (as != type)
+    dispatch(as, [&](auto element) {
+      using T = ElementTraits<decltype(element)>;
+      for (int c = 0; c < columns; ++c)
+        student[c] = T::to_float(T::from_float(student[c]));
+    });
+  padded = (columns + lanes - 1) / lanes * lanes;
+  std::fill(student + columns, student + padded, -infinity);
+  std::fill_n(teacher, padded, -infinity);
+}
+
+double weighted_difference(Block const& block, RowConstants const& row,
+                           KernelOptions const& options) {
+  float const ms = in_units(row.max_student), mt = in_units(row.max_teacher);
+  float weighted[lanes] = {};
+  std::int32_t unsupported[lanes] = {};
+  for (int c = 0; c < block.padded; c += lanes)
+    for (int l = 0; l < lanes; ++l) {
+      float const s = block.student[c + l], t = block.teacher[c + l];
+      float const ds = distance(s, ms), dt = distance(t, mt);
+      weighted[l] += exp_nonpositive(dt * options.scale) * (dt - ds);
+      unsupported[l] |= static_cast<int>(t > -infinity) & static_cast<int>(s == -infinity);
+    }
+  return any(unsupported) ? std::numeric_limits<double>::infinity() : tree_sum(weighted);
+}
+
 RowStatistics statistics(Block const& block, KernelOptions const& options) {
   switch (options.weighting) {
     case Weighting::teacher: return statistics_of<Weighting::teacher>(block, options);

@@ -25,10 +25,16 @@ struct alignas(64) Block {
   /// \brief Reads `columns` elements of either model.
   void load(ElementType student_type, void const* student_row, ElementType teacher_type,
             void const* teacher_row, std::int64_t first, int columns);
+  /// \brief Reads one model, rounded to `as`, and no teacher.
+  void load_one(ElementType type, void const* row, ElementType as, std::int64_t first, int columns);
 };
 
 /// \brief Statistics of a block.
 RowStatistics statistics(Block const& block, KernelOptions const& options);
+
+/// \brief The block's part of a row's forward_kl_share, with the row's maxima.
+double weighted_difference(Block const& block, RowConstants const& row,
+                           KernelOptions const& options);
 
 /// \brief JSD's two sums over a block of a regular row.
 JsdSums jsd_sums(Block const& block, RowConstants const& row, KernelOptions const& options);

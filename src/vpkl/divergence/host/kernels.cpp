@@ -39,6 +39,22 @@ int load(RowJob const& job, std::int64_t row, std::int64_t block_index, Block& b
   return columns;
 }
 
+/// \brief Statistics of one block of a row.
+RowStatistics block_statistics(RowJob const& job, std::int64_t row, std::int64_t index,
+                               Block& block) {
+  if (!job.one_model()) {
+    load(job, row, index, block);
+    return host::statistics(block, job.options);
+  }
+  std::int64_t const first = index * block_columns;
+  int const columns = static_cast<int>(std::min<std::int64_t>(block_columns, job.columns - first));
+  block.load_one(job.student.type, row_address(job.student, row),
+                 job.teacher_alone ? job.read_as : job.student.type, first, columns);
+  KernelOptions options = job.options;
+  options.weighting = Weighting::none;
+  return host::statistics(block, options);
+}
+
 RowAccumulator accumulator(KernelOptions const& options) {
   return {options.weighting, static_cast<double>(options.scale) / static_cast<double>(logit_unit)};
 }
@@ -48,10 +64,9 @@ RowStatistics row_statistics(RowJob const& job, std::int64_t row) {
   RowAccumulator sum = accumulator(job.options);
   std::int64_t const blocks = blocks_of(job.columns);
   for (std::int64_t b = 0; b < blocks; ++b) {
-    load(job, row, b, block);
-    sum.add(host::statistics(block, job.options));
+    sum.add(block_statistics(job, row, b, block));
   }
-  return sum.result();
+  return job.one_model() ? job.completed(row, sum.result()) : sum.result();
 }
 
 bool has_sums(RowConstants const& constants) { return constants.state == RowState::regular; }
@@ -123,8 +138,7 @@ struct StatisticsOfBlock {
     std::int64_t const row = task / blocks;
     if (weight_of(job, row) == 0) return;
     Block block;
-    load(job, row, task % blocks, block);
-    partial[task] = host::statistics(block, job.options);
+    partial[task] = block_statistics(job, row, task % blocks, block);
   }
 };
 
@@ -138,7 +152,8 @@ struct FoldStatistics {
     if (weight_of(job, row) != 0)
       for (std::int64_t b = 0; b < blocks; ++b)
         sum.add(partial[row * blocks + b]);
-    out[row] = sum.result();
+    out[row] = job.one_model() && weight_of(job, row) != 0 ? job.completed(row, sum.result())
+                                                           : sum.result();
   }
 };
 
@@ -217,6 +232,85 @@ struct Finish {
         total.teacher += sums[r * stride + row].teacher;
       }
     finish_row(job, row, merged[row], total, task % segments, segments, value, gradient);
+  }
+};
+
+/// Tasks are (row, segment of blocks); each block's weighted difference is kept for an ordered
+/// fold.
+struct FinishKnown {
+  RowJob job;
+  std::int64_t segments, blocks;
+  RowStatistics const* merged;
+  double* partial;
+  Rows gradient;
+  void operator()(std::int64_t task) const {
+    std::int64_t const row = task / segments, segment = task % segments;
+    double* const to = partial + row * blocks;
+    std::int64_t const first = segment * blocks / segments,
+                       last = (segment + 1) * blocks / segments;
+    run(row, first, last, [&](std::int64_t b, double difference) { to[b] = difference; });
+    if (segment == 0) write_zeros(row);
+  }
+  template <class Keep>
+  void run(std::int64_t row, std::int64_t first, std::int64_t last, Keep&& keep) const {
+    if (weight_of(job, row) == 0) return;
+    RowConstants const constants = row_constants(merged[row], Weighting::teacher);
+    Block block;
+    alignas(64) float out[block_columns];
+    for (std::int64_t b = first; b < last; ++b) {
+      int const columns = load(job, row, b, block);
+      keep(b, constants.state == RowState::regular
+                  ? host::weighted_difference(block, constants, job.options)
+                  : 0.0);
+      if (!gradient.data) continue;
+      host::gradient(block, constants, job.options, weight_of(job, row), out);
+      host::store(gradient.type, row_address(gradient, row), b * block_columns, columns, out);
+    }
+  }
+  void write_zeros(std::int64_t row) const {
+    if (gradient.data)
+      host::store_zeros(gradient.type, row_address(gradient, row),
+                        weight_of(job, row) != 0 ? job.columns : 0, gradient.width);
+  }
+  double share(std::int64_t row, double weighted, bool first) const {
+    return weight_of(job, row) != 0 ? forward_kl_share(merged[row], weighted, first, job.options)
+                                    : 0.0;
+  }
+};
+
+struct FinishKnownRow {
+  FinishKnown job;
+  bool first;
+  double* share;
+  void operator()(std::int64_t row) const {
+    double weighted = 0;
+    job.run(row, 0, job.blocks, [&](std::int64_t, double difference) { weighted += difference; });
+    job.write_zeros(row);
+    share[row] = job.share(row, weighted, first);
+  }
+};
+
+struct FoldShares {
+  FinishKnown job;
+  bool first;
+  double* share;
+  void operator()(std::int64_t row) const {
+    double weighted = 0;
+    if (weight_of(job.job, row) != 0)
+      for (std::int64_t b = 0; b < job.blocks; ++b)
+        weighted += job.partial[row * job.blocks + b];
+    share[row] = job.share(row, weighted, first);
+  }
+};
+
+struct AddShares {
+  double const* shares;
+  int ranks;
+  std::int64_t rows;
+  double temperature;
+  float* value;
+  void operator()(std::int64_t row) const {
+    value[row] = value_of_shares(shares + row, ranks, rows, temperature);
   }
 };
 
@@ -311,6 +405,42 @@ int DivergenceKernels<ExecutionSpace>::finish(ExecutionSpace const& exec, RowJob
 }
 
 template <class ExecutionSpace>
+int DivergenceKernels<ExecutionSpace>::finish_known(ExecutionSpace const& exec, RowJob const& job,
+                                                    RowStatistics const* merged, bool first,
+                                                    double* share, Rows gradient) const {
+  std::int64_t const parts = segments(job.rows(), job.columns);
+  FinishKnown const finish{
+      job,     parts, blocks_of(job.columns), merged, reinterpret_cast<double*>(partials_.data()),
+      gradient};
+  if (parts == 1)
+    return launch(exec, "vpkl::DivergencePlan::gradient", job.rows(),
+                  FinishKnownRow{finish, first, share});
+  int const launched = launch(exec, "vpkl::DivergencePlan::gradient", job.rows() * parts, finish);
+  return launched +
+         launch(exec, "vpkl::DivergencePlan::fold", job.rows(), FoldShares{finish, first, share});
+}
+
+template <class ExecutionSpace>
+int DivergenceKernels<ExecutionSpace>::add_shares(ExecutionSpace const& exec, std::int64_t rows,
+                                                  double const* shares, int ranks,
+                                                  double temperature, float* value) const {
+  return launch(exec, "vpkl::DivergencePlan::values", rows,
+                AddShares{shares, ranks, rows, temperature, value});
+}
+
+template <class ExecutionSpace>
+void teacher_statistics(ExecutionSpace const& exec, ConstRows const& teacher, std::int64_t columns,
+                        ElementType type, double temperature, RowStatistics* records) {
+  RowJob job;
+  job.student = teacher;
+  job.columns = columns;
+  job.options = KernelOptions::of_teacher(temperature);
+  job.teacher_alone = true;
+  job.read_as = type;
+  launch(exec, "vpkl::TeacherCache::statistics", job.rows(), StatisticsOfRow{job, records});
+}
+
+template <class ExecutionSpace>
 int DivergenceKernels<ExecutionSpace>::fused(ExecutionSpace const& exec, RowJob const& job,
                                              RowStatistics* merged, JsdSums* sums, float* value,
                                              Rows gradient) const {
@@ -322,7 +452,10 @@ int DivergenceKernels<ExecutionSpace>::fused(ExecutionSpace const& exec, RowJob 
   return launched + finish(exec, job, merged, jsd ? sums : nullptr, 1, 0, value, gradient);
 }
 
-#define VPKL_INSTANTIATE(Exec) template class DivergenceKernels<Exec>;
+#define VPKL_INSTANTIATE(Exec)                                                               \
+  template class DivergenceKernels<Exec>;                                                    \
+  template void teacher_statistics(Exec const&, ConstRows const&, std::int64_t, ElementType, \
+                                   double, RowStatistics*);
 VPKL_FOREACH_HOST_SPACE(VPKL_INSTANTIATE)
 #undef VPKL_INSTANTIATE
 
