@@ -150,7 +150,7 @@ class DivergenceKernels<Kokkos::Cuda> {
   std::size_t workspace_bytes() const { return partials_.size(); }
 
  private:
-  int parts(RowJob const& job, std::int64_t columns) const;
+  int parts(RowJob const& job, std::int64_t columns, int blocks) const;
 
   int multiprocessors_ = 1;
   std::shared_ptr<cuda::ResidentClusters const> resident_;

@@ -11,6 +11,7 @@ constexpr int fold_warps = 4;
 __global__ void __launch_bounds__(fold_warps* lanes)
     fold_statistics_kernel(RowJob const job, SegmentOptions const options, std::int64_t segments,
                            SegmentRecord const* partial, RowStatistics* out) {
+  join_launches();
   std::int64_t const row = std::int64_t(blockIdx.x) * fold_warps + threadIdx.x / lanes;
   if (row >= job.student.index.count) return;
   RowStatistics r = empty_statistics();
@@ -24,6 +25,7 @@ __global__ void __launch_bounds__(fold_warps* lanes)
 __global__ void __launch_bounds__(fold_warps* lanes)
     fold_shares_kernel(RowJob const job, std::int64_t segments, double const* partial,
                        RowStatistics const* merged, bool first_rank, double* share) {
+  join_launches();
   std::int64_t const row = std::int64_t(blockIdx.x) * fold_warps + threadIdx.x / lanes;
   if (row >= job.student.index.count) return;
   double const total = add_segments(partial + row * segments, segments);
@@ -36,6 +38,7 @@ __global__ void __launch_bounds__(fold_warps* lanes)
 __global__ void __launch_bounds__(128)
     add_shares_kernel(std::int64_t rows, double const* shares, int ranks, double temperature,
                       float* value) {
+  join_launches();
   std::int64_t const row = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (row < rows) value[row] = value_of_shares(shares + row, ranks, rows, temperature);
 }
@@ -43,6 +46,7 @@ __global__ void __launch_bounds__(128)
 __global__ void __launch_bounds__(fold_warps* lanes)
     fold_sums_kernel(std::int64_t rows, std::int64_t segments, JsdSums const* partial,
                      JsdSums* out) {
+  join_launches();
   std::int64_t const row = std::int64_t(blockIdx.x) * fold_warps + threadIdx.x / lanes;
   if (row >= rows) return;
   JsdSums const sums = merge_sums(partial + row * segments, segments);
@@ -52,6 +56,7 @@ __global__ void __launch_bounds__(fold_warps* lanes)
 __global__ void __launch_bounds__(128)
     combine_kernel(RowJob const job, RowStatistics const* gathered, int ranks, std::int64_t stride,
                    RowStatistics* merged) {
+  join_launches();
   std::int64_t const row = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (row >= job.student.index.count) return;
   RowAccumulator sum(job.options.weighting,
@@ -77,6 +82,16 @@ TypedKernels const& typed_kernels(ElementType student, ElementType teacher) {
   return fp32_kernels;
 }
 
+bool hopper() {
+  static bool const found = [] {
+    int device = 0, major = 0;
+    VPKL_CHECK_CUDA(cudaGetDevice(&device));
+    VPKL_CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    return major >= 9;
+  }();
+  return found;
+}
+
 void load_common() {
   cudaFuncAttributes attributes;
   VPKL_CHECK_CUDA(cudaFuncGetAttributes(&attributes, fold_statistics_kernel));
@@ -88,38 +103,34 @@ void load_common() {
 
 void fold_statistics(cudaStream_t stream, RowJob const& job, void const* partial,
                      RowStatistics* out) {
-  fold_statistics_kernel<<<blocks_for(job.rows(), fold_warps), fold_warps * lanes, 0, stream>>>(
-      job, SegmentOptions::make(job), segments_of(job.columns),
-      static_cast<SegmentRecord const*>(partial), out);
-  VPKL_CHECK_CUDA(cudaGetLastError());
+  launch_joined(stream, dim3(blocks_for(job.rows(), fold_warps)), fold_warps * lanes, 0,
+                fold_statistics_kernel, job, SegmentOptions::make(job), segments_of(job.columns),
+                static_cast<SegmentRecord const*>(partial), out);
 }
 
 void fold_sums(cudaStream_t stream, RowJob const& job, void const* partial, JsdSums* out) {
-  fold_sums_kernel<<<blocks_for(job.rows(), fold_warps), fold_warps * lanes, 0, stream>>>(
-      job.rows(), segments_of(job.columns), static_cast<JsdSums const*>(partial), out);
-  VPKL_CHECK_CUDA(cudaGetLastError());
+  launch_joined(stream, dim3(blocks_for(job.rows(), fold_warps)), fold_warps * lanes, 0,
+                fold_sums_kernel, job.rows(), segments_of(job.columns),
+                static_cast<JsdSums const*>(partial), out);
 }
 
 void fold_shares(cudaStream_t stream, RowJob const& job, void const* partial,
                  RowStatistics const* merged, bool first_rank, double* share) {
-  fold_shares_kernel<<<blocks_for(job.rows(), fold_warps), fold_warps * lanes, 0, stream>>>(
-      job, segments_of(job.columns), static_cast<double const*>(partial), merged, first_rank,
-      share);
-  VPKL_CHECK_CUDA(cudaGetLastError());
+  launch_joined(stream, dim3(blocks_for(job.rows(), fold_warps)), fold_warps * lanes, 0,
+                fold_shares_kernel, job, segments_of(job.columns),
+                static_cast<double const*>(partial), merged, first_rank, share);
 }
 
 void add_shares(cudaStream_t stream, std::int64_t rows, double const* shares, int ranks,
                 double temperature, float* value) {
-  add_shares_kernel<<<blocks_for(rows, 128), 128, 0, stream>>>(rows, shares, ranks, temperature,
-                                                               value);
-  VPKL_CHECK_CUDA(cudaGetLastError());
+  launch_joined(stream, dim3(blocks_for(rows, 128)), 128, 0, add_shares_kernel, rows, shares, ranks,
+                temperature, value);
 }
 
 void combine(cudaStream_t stream, RowJob const& job, RowStatistics const* gathered, int ranks,
              std::int64_t stride, RowStatistics* merged) {
-  combine_kernel<<<blocks_for(job.rows(), 128), 128, 0, stream>>>(job, gathered, ranks, stride,
-                                                                  merged);
-  VPKL_CHECK_CUDA(cudaGetLastError());
+  launch_joined(stream, dim3(blocks_for(job.rows(), 128)), 128, 0, combine_kernel, job, gathered,
+                ranks, stride, merged);
 }
 
 }  // namespace vpkl::impl::cuda

@@ -2,6 +2,7 @@
 // The plan's kernels on a CUDA execution space.
 #include <vpkl/core/allocate.hpp>
 #include <vpkl/core/error.hpp>
+#include <vpkl/divergence/cuda/joined_launch.hpp>
 #include <vpkl/divergence/cuda/launch.hpp>
 #include <vpkl/divergence/cuda/segment.hpp>
 
@@ -38,8 +39,9 @@ void check_columns(char const* what, std::int64_t columns) {
         fmt::format("{}: {} columns, expected at most {} on CUDA", what, columns, most));
 }
 
-/// Blocks that keep a multiprocessor busy, times the waves that even out the last one.
-constexpr int blocks_per_multiprocessor = 3 * 4;
+/// Blocks that keep a multiprocessor busy, times the waves that even out the last one. JSD's sums
+/// are bound by arithmetic, of which smaller blocks waste more.
+constexpr int reading_blocks = 3 * 8, computing_blocks = 3 * 4;
 /// Segments that a block should have at least.
 constexpr std::int64_t block_segments = 8;
 
@@ -72,24 +74,23 @@ DivergenceKernels<Kokkos::Cuda>::DivergenceKernels(Kokkos::Cuda const& exec, std
   VPKL_CHECK_CUDA(
       cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device));
   cuda::load_common();
-  int major = 0;
-  VPKL_CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  bool const clusters = major >= 9;
+  bool const clusters = cuda::hopper();
   for (auto const* kernels :
        {&cuda::fp32_kernels, &cuda::bf16_kernels, &cuda::fp16_kernels, &cuda::mixed_kernels})
     kernels->load(clusters);
   resident_ = std::make_shared<cuda::ResidentClusters>(clusters ? cuda::ResidentClusters::query()
                                                                 : cuda::ResidentClusters{});
   std::int64_t const split_rows =
-      std::min<std::int64_t>(max_rows, std::int64_t(multiprocessors_) * blocks_per_multiprocessor);
+      std::min<std::int64_t>(max_rows, std::int64_t(multiprocessors_) * reading_blocks);
   std::size_t const record = std::max(sizeof(cuda::SegmentRecord), sizeof(JsdSums));
   partials_ = allocate_bytes(
       exec, "vpkl::DivergencePlan::partials",
       static_cast<std::size_t>(split_rows * cuda::segments_of(max_columns)) * record);
 }
 
-int DivergenceKernels<Kokkos::Cuda>::parts(RowJob const& job, std::int64_t columns) const {
-  std::int64_t const wanted = std::int64_t(multiprocessors_) * blocks_per_multiprocessor;
+int DivergenceKernels<Kokkos::Cuda>::parts(RowJob const& job, std::int64_t columns,
+                                           int blocks) const {
+  std::int64_t const wanted = std::int64_t(multiprocessors_) * blocks;
   if (job.rows() >= wanted) return 1;
   return static_cast<int>(
       std::clamp<std::int64_t>(cuda::segments_of(columns) / block_segments, 1,
@@ -102,8 +103,9 @@ int DivergenceKernels<Kokkos::Cuda>::statistics(Kokkos::Cuda const& exec, RowJob
   Labelled const label(exec, "vpkl::DivergencePlan::statistics");
   auto const& kernels =
       job.known.records ? cuda::typed_kernels(job.student.type, job.student.type) : kernels_of(job);
-  kernels.statistics(exec.cuda_stream(), job, parts(job, job.columns), partials_.data(), out);
-  return parts(job, job.columns) > 1 ? 2 : 1;
+  int const split = parts(job, job.columns, reading_blocks);
+  kernels.statistics(exec.cuda_stream(), job, split, partials_.data(), out);
+  return split > 1 ? 2 : 1;
 }
 
 int DivergenceKernels<Kokkos::Cuda>::combine(Kokkos::Cuda const& exec, RowJob const& job,
@@ -119,9 +121,9 @@ int DivergenceKernels<Kokkos::Cuda>::jsd_sums(Kokkos::Cuda const& exec, RowJob c
                                               RowStatistics const* merged, JsdSums* out) const {
   if (job.rows() == 0) return 0;
   Labelled const label(exec, "vpkl::DivergencePlan::jsd_sums");
-  kernels_of(job).jsd_sums(exec.cuda_stream(), job, parts(job, job.columns), partials_.data(),
-                           merged, out);
-  return parts(job, job.columns) > 1 ? 2 : 1;
+  int const split = parts(job, job.columns, computing_blocks);
+  kernels_of(job).jsd_sums(exec.cuda_stream(), job, split, partials_.data(), merged, out);
+  return split > 1 ? 2 : 1;
 }
 
 int DivergenceKernels<Kokkos::Cuda>::finish(Kokkos::Cuda const& exec, RowJob const& job,
@@ -130,8 +132,8 @@ int DivergenceKernels<Kokkos::Cuda>::finish(Kokkos::Cuda const& exec, RowJob con
                                             Rows gradient) const {
   if (job.rows() == 0) return 0;
   Labelled const label(exec, "vpkl::DivergencePlan::gradient");
-  kernels_of(job).finish(exec.cuda_stream(), job, parts(job, gradient.width), merged, sums, ranks,
-                         stride, value, gradient);
+  kernels_of(job).finish(exec.cuda_stream(), job, parts(job, gradient.width, reading_blocks),
+                         merged, sums, ranks, stride, value, gradient);
   return 1;
 }
 
@@ -140,7 +142,7 @@ int DivergenceKernels<Kokkos::Cuda>::finish_known(Kokkos::Cuda const& exec, RowJ
                                                   double* share, Rows gradient) const {
   if (job.rows() == 0) return 0;
   Labelled const label(exec, "vpkl::DivergencePlan::gradient");
-  int const split = parts(job, std::max(job.columns, gradient.width));
+  int const split = parts(job, std::max(job.columns, gradient.width), reading_blocks);
   kernels_of(job).finish_known(exec.cuda_stream(), job, split, partials_.data(), merged, first,
                                share, gradient);
   return split > 1 ? 2 : 1;

@@ -544,22 +544,27 @@ __device__ __forceinline__ double segment_forward_kl(VS (&s)[vectors], VT const 
   return weighted_sum(__dadd_rn(weighted[0], weighted[1]), largest);
 }
 
-/// \brief The weighted sum of a narrow row, in double.
-template <class VS, class VT>
-__device__ __forceinline__ double narrow_forward_kl(VS const (&s)[vectors], VT const (&t)[vectors],
+/// \brief The weighted sum of a narrow row, in double; loads the columns once more, as
+/// careful_sums.
+template <class VS, class VT, class LoadOne>
+__device__ __forceinline__ double narrow_forward_kl(LoadOne const& load_one,
                                                     GradientConstants const& c,
                                                     SegmentOptions const& options) {
   float largest = 0;
   double weighted = 0;
-#pragma unroll
-  for (int i = 0; i < vectors; ++i)
 #pragma unroll 1
+  for (int i = 0; i < vectors; ++i) {
+    VS s;
+    VT t;
+    load_one(i, s, t);
+#pragma unroll
     for (int j = 0; j < vector_columns; ++j) {
-      float const a = distance(s[i].get(j), c.max_student);
-      float const b = distance(t[i].get(j), c.max_teacher);
+      float const a = distance(s.get(j), c.max_student);
+      float const b = distance(t.get(j), c.max_teacher);
       double const et = exp2_accurate(__dmul_rn(b, options.exponent_scale));
       weighted = __fma_rn(et, finite_difference(a, b, largest), weighted);
     }
+  }
   return weighted_sum(weighted, largest);
 }
 

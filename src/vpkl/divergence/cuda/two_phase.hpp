@@ -3,6 +3,7 @@
 /// \brief Kernels that read a row once each: statistics, JSD's sums, gradient.
 #pragma once
 
+#include <vpkl/divergence/cuda/joined_launch.hpp>
 #include <vpkl/divergence/cuda/launch.hpp>
 #include <vpkl/divergence/cuda/segment.hpp>
 
@@ -50,6 +51,7 @@ __global__ void __launch_bounds__(block_threads, sizeof(Vector<S>) == 16 ? 3 : 2
     statistics_kernel(RowJob const job, SegmentOptions const options, std::int64_t segments,
                       std::int64_t first_row, SegmentRecord* partial, RowStatistics* out) {
   extern __shared__ SegmentRecord shared_records[];
+  join_launches();
   std::int64_t const row = first_row + blockIdx.y;
   if (weight_of(job, row) == 0) {
     if (gridDim.x == 1 && threadIdx.x == 0) out[row] = empty_statistics();
@@ -101,6 +103,7 @@ __global__ void __launch_bounds__(block_threads)
                     std::int64_t first_row, RowStatistics const* merged, JsdSums* partial,
                     JsdSums* out) {
   extern __shared__ JsdSums shared_sums[];
+  join_launches();
   std::int64_t const row = first_row + blockIdx.y;
   bool const whole = gridDim.x == 1;
   JsdSums* const sums = whole ? shared_sums : partial + row * segments;
@@ -143,6 +146,7 @@ __global__ void __launch_bounds__(block_threads)
     finish_kernel(RowJob const job, SegmentOptions const options, std::int64_t first_row,
                   RowStatistics const* merged, JsdSums const* sums, int ranks, std::int64_t stride,
                   float* value, Rows const gradient) {
+  join_launches();
   std::int64_t const row = first_row + blockIdx.y;
   int const lane = threadIdx.x % lanes;
   bool const counts = weight_of(job, row) != 0;
@@ -195,11 +199,12 @@ __global__ void __launch_bounds__(block_threads)
 /// Grid (parts, rows). Forward KL's gradient, and the row's share of the value; of split rows the
 /// segments' sums, for fold_shares.
 template <class S, class T>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(block_threads, sizeof(Vector<S>) == 16 ? 3 : 2)
     finish_known_kernel(RowJob const job, SegmentOptions const options, std::int64_t segments,
                         std::int64_t first_row, RowStatistics const* merged, bool first_rank,
                         double* partial, double* share, Rows const gradient) {
   extern __shared__ double shared_weighted[];
+  join_launches();
   std::int64_t const row = first_row + blockIdx.y;
   int const lane = threadIdx.x % lanes;
   bool const whole = gridDim.x == 1, counts = weight_of(job, row) != 0;
@@ -227,9 +232,14 @@ __global__ void __launch_bounds__(block_threads)
       student.load(first, columns, lane, s);
       teacher.load(first, columns, lane, t);
       if (ordinary_row) {
-        if (options.narrow) sum = narrow_forward_kl(s, t, constants, options);
-        double const fast = segment_forward_kl(s, t, constants, options);
-        if (!options.narrow) sum = fast;
+        sum = segment_forward_kl(s, t, constants, options);
+        if (options.narrow)
+          sum = narrow_forward_kl<typename RowPointer<S>::Loaded, typename RowPointer<T>::Loaded>(
+              [&](int v, auto& to_s, auto& to_t) {
+                student.load_one(first, columns, lane, v, to_s);
+                teacher.load_one(first, columns, lane, v, to_t);
+              },
+              constants, options);
       } else {
 #pragma unroll
         for (int v = 0; v < vectors; ++v)
@@ -285,10 +295,9 @@ class TwoPhase : public TypedKernels {
     std::size_t const shared =
         parts == 1 ? static_cast<std::size_t>(segments) * sizeof(SegmentRecord) : 0;
     for_row_ranges(job.rows(), [&](std::int64_t first, unsigned rows) {
-      kernel<<<dim3(static_cast<unsigned>(parts), rows), block_threads, shared, stream>>>(
-          job, SegmentOptions::make(job), segments, first, static_cast<SegmentRecord*>(partial),
-          out);
-      VPKL_CHECK_CUDA(cudaGetLastError());
+      launch_joined(stream, dim3(static_cast<unsigned>(parts), rows), block_threads, shared, kernel,
+                    job, SegmentOptions::make(job), segments, first,
+                    static_cast<SegmentRecord*>(partial), out);
     });
     if (parts > 1) fold_statistics(stream, job, partial, out);
   }
@@ -299,11 +308,9 @@ class TwoPhase : public TypedKernels {
     std::size_t const shared =
         parts == 1 ? static_cast<std::size_t>(segments) * sizeof(JsdSums) : 0;
     for_row_ranges(job.rows(), [&](std::int64_t first, unsigned rows) {
-      jsd_sums_kernel<S, T>
-          <<<dim3(static_cast<unsigned>(parts), rows), block_threads, shared, stream>>>(
-              job, SegmentOptions::make(job), segments, first, merged,
-              static_cast<JsdSums*>(partial), out);
-      VPKL_CHECK_CUDA(cudaGetLastError());
+      launch_joined(stream, dim3(static_cast<unsigned>(parts), rows), block_threads, shared,
+                    jsd_sums_kernel<S, T>, job, SegmentOptions::make(job), segments, first, merged,
+                    static_cast<JsdSums*>(partial), out);
     });
     if (parts > 1) fold_sums(stream, job, partial, out);
   }
@@ -314,11 +321,9 @@ class TwoPhase : public TypedKernels {
     std::int64_t const segments = segments_of(job.columns);
     std::size_t const shared = parts == 1 ? static_cast<std::size_t>(segments) * sizeof(double) : 0;
     for_row_ranges(job.rows(), [&](std::int64_t first, unsigned rows) {
-      finish_known_kernel<S, T>
-          <<<dim3(static_cast<unsigned>(parts), rows), block_threads, shared, stream>>>(
-              job, SegmentOptions::make(job), segments, first, merged, first_rank,
-              static_cast<double*>(partial), share, gradient);
-      VPKL_CHECK_CUDA(cudaGetLastError());
+      launch_joined(stream, dim3(static_cast<unsigned>(parts), rows), block_threads, shared,
+                    finish_known_kernel<S, T>, job, SegmentOptions::make(job), segments, first,
+                    merged, first_rank, static_cast<double*>(partial), share, gradient);
     });
     if (parts > 1) fold_shares(stream, job, partial, merged, first_rank, share);
   }
@@ -332,10 +337,9 @@ class TwoPhase : public TypedKernels {
                             ? finish_kernel<Divergence::reverse_kl, S, T>
                             : finish_kernel<Divergence::jsd, S, T>;
     for_row_ranges(job.rows(), [&](std::int64_t first, unsigned rows) {
-      kernel<<<dim3(static_cast<unsigned>(gradient.data ? parts : 1), rows), block_threads, 0,
-               stream>>>(job, SegmentOptions::make(job), first, merged, sums, ranks, stride, value,
-                         gradient);
-      VPKL_CHECK_CUDA(cudaGetLastError());
+      launch_joined(stream, dim3(static_cast<unsigned>(gradient.data ? parts : 1), rows),
+                    block_threads, 0, kernel, job, SegmentOptions::make(job), first, merged, sums,
+                    ranks, stride, value, gradient);
     });
   }
 };
