@@ -178,8 +178,9 @@ TYPED_TEST(DivergenceCases, KnownRows) {
               placement.route = route;
               placement.bounds = bounds;
               placement.student_padding = placement.teacher_padding = 3;
-              for (bool known : {false, true}) {
-                placement.known_teacher = known;
+              for (int known : {0, 1, 2}) {
+                placement.known_teacher = known > 0;
+                placement.empty_records = known > 1;
                 expect_known(this->comm, held, problem,
                              run(this->exec, this->comm, problem, placement), placement.describe());
                 if (divergence != Divergence::forward_kl) break;

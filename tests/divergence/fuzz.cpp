@@ -130,6 +130,7 @@ Placement draw_placement(Random& random, Problem const& problem, int ranks) {
   p.rows_per_call = chance(random, 2) ? 0 : uniform(random, 1, problem.rows);
   p.spare_rows = extra();
   p.known_teacher = chance(random, 3);
+  p.empty_records = chance(random, 4);
   return p;
 }
 

@@ -32,8 +32,9 @@ class DivergenceProperties : public CollectiveTest<Exec> {
       for (Divergence divergence : divergences) {
         problem.options.divergence = divergence;
         placement.route = route;
-        for (bool known : {false, true}) {
-          placement.known_teacher = known;
+        for (int known : {0, 1, 2}) {
+          placement.known_teacher = known > 0;
+          placement.empty_records = known > 1;
           expect_close(this->comm, problem, run(this->exec, this->comm, problem, placement),
                        placement.describe());
           if (divergence != Divergence::forward_kl) break;
@@ -207,6 +208,17 @@ TYPED_TEST(DivergenceProperties, strongly_negative) {
   for (float& x : problem.teacher)
     x -= 50000;
   this->expect_right(problem);
+}
+
+// The teacher's only support outside the student's lies as far below the largest logit as it can.
+TYPED_TEST(DivergenceProperties, support_at_the_far_end) {
+  for (std::int64_t vocabulary : {3, 3000}) {
+    Problem problem = random_problem(1, vocabulary, 5);
+    problem.t(0, 0) = std::numeric_limits<float>::max();
+    problem.t(0, vocabulary - 1) = std::numeric_limits<float>::lowest();
+    problem.s(0, vocabulary - 1) = -inf;
+    this->expect_right(problem);
+  }
 }
 
 // 16-bit gradients beyond the type's range are infinite, with the sign they have.

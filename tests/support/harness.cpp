@@ -81,7 +81,8 @@ std::string Placement::describe() const {
       student_gap, teacher_gap, gradient_gap, student_shift, teacher_shift, gradient_shift,
       to_string(student_form), to_string(teacher_form), to_string(gradient_form),
       in_place ? " in place" : "", values_only ? " values only" : "",
-      known_teacher ? " known teacher" : "", rows_per_call, spare_rows);
+      known_teacher ? empty_records ? " unknown teacher" : " known teacher" : "", rows_per_call,
+      spare_rows);
 }
 
 std::string describe(Problem const& p) {
@@ -226,7 +227,8 @@ Outcome run(Exec const& exec, Communicator const& comm, Problem const& problem,
     float const* const weights = problem.weight.empty() ? nullptr : weight.data() + first;
     if (known)
       plan.execute_known(exec, student.rows(first, last), teacher.rows(first, last),
-                         {records.data() + first}, weights, shares.data() + own * rows + first, to);
+                         {placement.empty_records ? nullptr : records.data() + first}, weights,
+                         shares.data() + own * rows + first, to);
     else
       plan.execute(exec, student.rows(first, last), teacher.rows(first, last), weights,
                    value.data() + first, to);

@@ -62,6 +62,7 @@ struct Placement {
   bool in_place = false;
   bool values_only = false;
   bool known_teacher = false;      ///< its statistics are, where a plan takes them
+  bool empty_records = false;      ///< of a known teacher: nothing is known after all
   std::int64_t rows_per_call = 0;  ///< 0: all
   std::int64_t spare_rows = 0;     ///< plan's max_rows beyond the largest call
 

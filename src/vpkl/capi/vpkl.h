@@ -238,7 +238,8 @@ typedef struct vpkl_cache_options {
   /** Not 0: keep the statistics that forward KL of several ranks wants at this temperature, to read
    * the teacher once instead of twice. */
   double statistics_temperature;
-  int64_t statistics_columns; /**< of this rank that count, from the first; -1: every one */
+  int64_t
+      statistics_columns; /**< of this rank that count, from the first; -1: every one, 0: none */
 } vpkl_cache_options;
 
 /** Teacher rows of one micro-batch in (pinned) host memory. */

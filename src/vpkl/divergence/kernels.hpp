@@ -36,7 +36,9 @@ struct RowJob {
 
   std::int64_t rows() const { return student.index.count; }
   /// \brief Whether statistics are made of the student's rows without a teacher's.
-  bool one_model() const { return teacher_alone || known.records != nullptr; }
+  KOKKOS_INLINE_FUNCTION bool one_model() const {
+    return teacher_alone || known.records != nullptr;
+  }
   /// \brief A row's record from that of the student's row without a teacher's.
   KOKKOS_INLINE_FUNCTION RowStatistics completed(std::int64_t row, RowStatistics r) const {
     if (teacher_alone) {

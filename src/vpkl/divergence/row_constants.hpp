@@ -104,6 +104,7 @@ KOKKOS_INLINE_FUNCTION double forward_kl_share(RowStatistics const& s, double we
                                                KernelOptions const& options) {
   if (s.flags & RowStatistics::invalid || !(s.sum_student > 0) || !(s.sum_teacher > 0))
     return static_cast<double>(quiet_nan);
+  if (s.flags & RowStatistics::unsupported) return static_cast<double>(infinity);
   double const share = weighted * static_cast<double>(options.scale) / s.sum_teacher;
   return first ? share - (log(s.sum_teacher) - log(s.sum_student)) : share;
 }

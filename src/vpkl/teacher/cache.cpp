@@ -64,6 +64,10 @@ TeacherCache<ExecutionSpace>::TeacherCache(Communicator comm, Options options)
           DivergenceOptions divergence;
           divergence.temperature = options_.statistics->temperature;
           check_options(divergence);
+          if (options_.statistics->columns < -1)
+            throw InvalidArgument(
+                fmt::format("teacher cache: statistics of {} columns, expected at least 0, or -1",
+                            options_.statistics->columns));
         }
         if (options_.mode == CacheMode::hidden)
           throw InvalidArgument(

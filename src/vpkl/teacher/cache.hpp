@@ -33,7 +33,7 @@ CacheMode cache_mode_from_string(std::string const& text);
 /// ranks reads the teacher once instead of twice.
 struct TeacherStatistics {
   double temperature = 1.0;   ///< of the divergence they are for
-  std::int64_t columns = -1;  ///< of this rank that count, from the first; -1: every one
+  std::int64_t columns = -1;  ///< of this rank that count, from the first; -1: every one, 0: none
 };
 
 /// What a cache has moved and holds.

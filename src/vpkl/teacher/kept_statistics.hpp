@@ -28,7 +28,11 @@ template <>
 class UseInTurn<Kokkos::Cuda> {
  public:
   void begin(Kokkos::Cuda const& exec) const { last_.order(exec.cuda_stream()); }
-  void end(Kokkos::Cuda const& exec) { last_.record(exec.cuda_stream()); }
+  void end(Kokkos::Cuda const& exec) {
+    // Another may have ended since begin().
+    last_.order(exec.cuda_stream());
+    last_.record(exec.cuda_stream());
+  }
 
  private:
   cuda::Event last_;
@@ -53,8 +57,6 @@ class KeptStatistics {
     return reinterpret_cast<RowStatistics const*>(memory_.data());
   }
   void end_reading(ExecutionSpace const& exec) { turn_.end(exec); }
-
-  std::size_t bytes() const { return memory_.size(); }
 
  private:
   ByteView<ExecutionSpace> memory_;  ///< records, then the offsets of listed rows

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(fold_warps* lanes)
     r = merge_segments(partial + row * segments, static_cast<int>(segments), job.options.weighting,
                        options);
   if (threadIdx.x % lanes == 0)
-    out[row] = job.known.records && weight_of(job, row) != 0 ? job.completed(row, r) : r;
+    out[row] = job.one_model() && weight_of(job, row) != 0 ? job.completed(row, r) : r;
 }
 
 __global__ void __launch_bounds__(fold_warps* lanes)
@@ -87,7 +87,10 @@ bool hopper() {
     int device = 0, major = 0;
     VPKL_CHECK_CUDA(cudaGetDevice(&device));
     VPKL_CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    return major >= 9;
+    // Code made for an older device and translated for this one lacks the instructions.
+    cudaFuncAttributes attributes;
+    VPKL_CHECK_CUDA(cudaFuncGetAttributes(&attributes, combine_kernel));
+    return major >= 9 && attributes.ptxVersion >= 90;
   }();
   return found;
 }

@@ -2,8 +2,8 @@
 /// \file
 /// \brief Launches whose blocks are in place when the launch before them ends.
 ///
-/// The kernels of a call follow each other closely, and each is short: on compute capability 9.0 a
-/// kernel's blocks take their places while those of the one before still run, and wait there.
+/// The kernels of a call follow each other closely, and each is short: from compute capability 9.0
+/// on a kernel's blocks take their places while those of the one before still run, and wait there.
 #pragma once
 
 #include <vpkl/core/cuda/check.hpp>
@@ -22,7 +22,8 @@ __device__ __forceinline__ void join_launches() {
 #endif
 }
 
-/// \brief Whether the device has compute capability 9.0, and with it joined launches and clusters.
+/// \brief Whether the device has compute capability 9.0 or later, and with it joined launches and
+/// clusters.
 bool hopper();
 
 /// \brief Enqueues a kernel that begins with join_launches().

@@ -349,7 +349,8 @@ struct GradientConstants {
   float mean;                      ///< reverse KL: in units; JSD: in bits
   float rare;  ///< 0 for most rows; others need subnormal probabilities, and this factor at the end
   // JSD
-  float inverse_sum_student, inverse_sum_teacher, beta, beta_rest;
+  float log_sum_student, log_sum_teacher;  ///< to base 2
+  float beta, beta_rest;
   float log_ratio;  ///< log2(S_teacher) - log2(S_student)
 };
 
@@ -393,15 +394,21 @@ __device__ __forceinline__ GradientConstants gradient_constants(RowStatistics co
   }
   if (divergence == Divergence::jsd) {
     if (c.state == RowState::invalid || c.state == RowState::empty) return c;
-    c.inverse_sum_student = static_cast<float>(1.0 / s.sum_student);
-    c.inverse_sum_teacher = static_cast<float>(1.0 / s.sum_teacher);
     // Logarithms are to base 2 until the end: what is multiplied by ln 2 is the factor.
-    c.log_ratio = static_cast<float>(__dsub_rn(log2(s.sum_teacher), log2(s.sum_student)));
+    double const log_student = log2(s.sum_student), log_teacher = log2(s.sum_teacher);
+    c.log_sum_student = static_cast<float>(log_student);
+    c.log_sum_teacher = static_cast<float>(log_teacher);
+    c.log_ratio = static_cast<float>(__dsub_rn(log_teacher, log_student));
     c.mean = static_cast<float>(__dmul_rn(mean_jsd, 1 / ln_2));
     c.scale =
         static_cast<float>(__dmul_rn(__dmul_rn(scale, 1.0 - options.beta) / s.sum_student, ln_2));
   }
   return c;
+}
+
+/// \brief Whether JSD's shorter arithmetic serves the row.
+__device__ __forceinline__ bool is_even(GradientConstants const& c) {
+  return c.beta == 0.5f && c.rare == 0;
 }
 
 /// \brief 2^x - 1 for x <= 0 given q = 2^x as well, relative precision kept near 0.
@@ -429,31 +436,52 @@ __device__ __forceinline__ float log2_of_mixture(float w, float y) {
   return y > -0.125f ? __fmul_rn(p, y) : l;
 }
 
-/// log2(ps/m) and log2(pt/m) of a column, exactly 0 where the two agree.
+/// \brief log2((1 + q)/2) for x <= 0 given q = 2^x, as log2_of_mixture.
+__device__ __forceinline__ float log2_of_mean(float x, float q) {
+  // Beside x/2 an even function, log2(cosh(x ln(2)/2)): minimax on [-0.5, 0.5], within 2.6e-8.
+  float const square = __fmul_rn(x, x);
+  float p = 5.480536128743552e-05f;
+  p = __fmaf_rn(p, square, -0.0017344332300126553f);
+  p = __fmaf_rn(p, square, 0.08664339780807495f);
+  float const near = __fmaf_rn(0.5f, x, __fmul_rn(p, square));
+  float l;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(l) : "f"(__fmaf_rn(0.5f, q, 0.5f)));
+  return x > -0.5f ? near : l;
+}
+
+/// log2(ps/m) and log2(pt/m) of a column, finite, and exactly 0 where the two agree.
 struct LogRatios {
   float student, teacher;
 };
 
-/// \param[in] a, b distance of the student's and teacher's logit, finite
+/// \tparam even whether beta is a half
+/// \param[in] a, b distance of the student's and teacher's logit
+template <bool even>
 __device__ __forceinline__ LogRatios log_ratios(float a, float b, GradientConstants const& c,
                                                 SegmentOptions const& options) {
   float const difference = __fmaf_rn(__fsub_rn(b, a), options.exponent_scale, -c.log_ratio);
   bool const student_larger = difference <= 0;
-  // log2 of the smaller probability over the larger one, kept finite.
+  // log2 of the smaller probability over the larger one, kept finite, also where both are 0.
   float const less = fmaxf(-fabsf(difference), lowest_float());
   // m / max(ps, pt) is a mixture of 1 and q.
   float const q = exp2_fast(less);
-  float const part = student_larger ? c.beta : c.beta_rest;
-  float const rest = student_larger ? c.beta_rest : c.beta;
-  // Near equality from 1 + part (q - 1), far from it from rest + part q: neither cancels.
-  float const l = log2_of_mixture(__fmaf_rn(part, q, rest), __fmul_rn(part, exp2m1_of(less, q)));
+  float l;
+  if (even) {
+    l = log2_of_mean(less, q);
+  } else {
+    float const part = student_larger ? c.beta : c.beta_rest;
+    float const rest = student_larger ? c.beta_rest : c.beta;
+    // Near equality from 1 + part (q - 1), far from it from rest + part q: neither cancels.
+    l = log2_of_mixture(__fmaf_rn(part, q, rest), __fmul_rn(part, exp2m1_of(less, q)));
+  }
   float const smaller = __fsub_rn(less, l);
   return student_larger ? LogRatios{-l, smaller} : LogRatios{smaller, -l};
 }
 
 /// \brief JSD's sums over a segment of a regular row; the same on all lanes.
+/// \tparam even whether beta is a half
 /// \tparam subnormal whether probabilities below 2^-126 are kept
-template <bool subnormal, class VS, class VT>
+template <bool even, bool subnormal, class VS, class VT>
 __device__ __forceinline__ JsdSums segment_jsd_sums(VS const (&s)[vectors], VT const (&t)[vectors],
                                                     GradientConstants const& c,
                                                     SegmentOptions const& options) {
@@ -462,13 +490,13 @@ __device__ __forceinline__ JsdSums segment_jsd_sums(VS const (&s)[vectors], VT c
   for (int i = 0; i < vectors; ++i)
 #pragma unroll
     for (int j = 0; j < vector_columns; ++j) {
-      float const a = fmaxf(distance(s[i].get(j), c.max_student), beyond_all());
-      float const b = fmaxf(distance(t[i].get(j), c.max_teacher), beyond_all());
-      float const ps = __fmul_rn(exp2_to_float<subnormal>(__fmul_rn(a, options.exponent_scale)),
-                                 c.inverse_sum_student);
-      float const pt = __fmul_rn(exp2_to_float<subnormal>(__fmul_rn(b, options.exponent_scale)),
-                                 c.inverse_sum_teacher);
-      LogRatios const log_m = log_ratios(a, b, c, options);
+      float const a = distance(s[i].get(j), c.max_student);
+      float const b = distance(t[i].get(j), c.max_teacher);
+      float const ps =
+          exp2_to_float<subnormal>(__fmaf_rn(a, options.exponent_scale, -c.log_sum_student));
+      float const pt =
+          exp2_to_float<subnormal>(__fmaf_rn(b, options.exponent_scale, -c.log_sum_teacher));
+      LogRatios const log_m = log_ratios<even>(a, b, c, options);
       student[j % 2] = __fmaf_rn(ps, log_m.student, student[j % 2]);
       teacher[j % 2] = __fmaf_rn(pt, log_m.teacher, teacher[j % 2]);
     }
@@ -512,10 +540,10 @@ __device__ __forceinline__ float finite_difference(float a, float b, float& larg
 
 /// \brief Lanes' sums as forward_kl_share wants them; the same on all lanes.
 __device__ __forceinline__ double weighted_sum(double sum, float largest) {
-  // Finite logits differ by less; beside -inf, differences are larger.
+  // Finite logits differ by less, a finite one and -inf by no less.
   constexpr float furthest = 0x1p119f;
   sum = warp_sum(sum);
-  return __any_sync(all_lanes, largest > furthest) ? static_cast<double>(infinity) : sum;
+  return __any_sync(all_lanes, largest >= furthest) ? static_cast<double>(infinity) : sum;
 }
 
 /// \brief Forward KL's weighted sum of a segment, with its gradient; see forward_kl_share.
@@ -569,9 +597,10 @@ __device__ __forceinline__ double narrow_forward_kl(LoadOne const& load_one,
 }
 
 /// \brief Gradient of one column of a regular or infinite row.
+/// \tparam even whether JSD's beta is a half
 /// \tparam subnormal whether probabilities below 2^-126 are kept
 /// \param[in] s, t the logits
-template <Divergence divergence, bool subnormal = false>
+template <Divergence divergence, bool even, bool subnormal>
 __device__ __forceinline__ float column_gradient(float s, float t, GradientConstants const& c,
                                                  SegmentOptions const& options) {
   float const a = distance(s, c.max_student), b = distance(t, c.max_teacher);
@@ -584,7 +613,7 @@ __device__ __forceinline__ float column_gradient(float s, float t, GradientConst
     float const g = __fmul_rn(__fmul_rn(es, c.scale), __fsub_rn(__fsub_rn(a, b), c.mean));
     return es > 0 ? g : 0.0f;
   }
-  float const l = log_ratios(fmaxf(a, beyond_all()), fmaxf(b, beyond_all()), c, options).student;
+  float const l = log_ratios<even>(a, b, c, options).student;
   return __fmul_rn(__fmul_rn(es, c.scale), __fsub_rn(l, c.mean));
 }
 
@@ -600,10 +629,18 @@ template <Divergence divergence, class VS, class VT>
 __device__ __forceinline__ VS vector_gradient(VS const& s, VT const& t, GradientConstants const& c,
                                               SegmentOptions const& options) {
   VS out;
+  auto const write = [&](auto even) {
+    auto const at = [&](int j) {
+      return column_gradient<divergence, even.value, false>(s.get(j), t.get(j), c, options);
+    };
 #pragma unroll
-  for (int j = 0; j < vector_columns; j += 2)
-    out.set(j / 2, column_gradient<divergence>(s.get(j), t.get(j), c, options),
-            column_gradient<divergence>(s.get(j + 1), t.get(j + 1), c, options));
+    for (int j = 0; j < vector_columns; j += 2)
+      out.set(j / 2, at(j), at(j + 1));
+  };
+  if (divergence == Divergence::jsd && is_even(c))
+    write(std::true_type());
+  else
+    write(std::false_type());
   return out;
 }
 
@@ -635,7 +672,8 @@ __device__ __forceinline__ VS any_gradient(VS const& s, VT const& t, GradientCon
   if (c.rare == 0) return vector_gradient<divergence>(s, t, c, options);
   VS out;
   auto const at = [&](int j) {
-    return __fmul_rn(column_gradient<divergence, true>(s.get(j), t.get(j), c, options), c.rare);
+    return __fmul_rn(column_gradient<divergence, false, true>(s.get(j), t.get(j), c, options),
+                     c.rare);
   };
 #pragma unroll
   for (int j = 0; j < vector_columns; j += 2)

@@ -128,8 +128,9 @@ __global__ void __launch_bounds__(block_threads)
       typename RowPointer<T>::Loaded t[vectors];
       student.load(i * segment_columns, job.columns, lane, s);
       teacher.load(i * segment_columns, job.columns, lane, t);
-      part = constants.rare == 0 ? segment_jsd_sums<false>(s, t, constants, options)
-                                 : segment_jsd_sums<true>(s, t, constants, options);
+      part = is_even(constants)    ? segment_jsd_sums<true, false>(s, t, constants, options)
+             : constants.rare == 0 ? segment_jsd_sums<false, false>(s, t, constants, options)
+                                   : segment_jsd_sums<false, true>(s, t, constants, options);
     }
     if (lane == 0) sums[i] = part;
   }

@@ -63,9 +63,8 @@ RowStatistics row_statistics(RowJob const& job, std::int64_t row) {
   Block block;
   RowAccumulator sum = accumulator(job.options);
   std::int64_t const blocks = blocks_of(job.columns);
-  for (std::int64_t b = 0; b < blocks; ++b) {
+  for (std::int64_t b = 0; b < blocks; ++b)
     sum.add(block_statistics(job, row, b, block));
-  }
   return job.one_model() ? job.completed(row, sum.result()) : sum.result();
 }
 
