@@ -148,10 +148,12 @@ int main(int argc, char** argv) {
         for (Form form : {Form::fused, Form::two_phase, Form::known_teacher})
           if (form != Form::known_teacher || which == Divergence::forward_kl)
             add<bfloat16>(which, form, rows, columns);
-  for (Form form : {Form::fused, Form::two_phase, Form::known_teacher}) {
-    add<vpkl::half>(Divergence::forward_kl, form, 1024, 75968);
-    add<float>(Divergence::forward_kl, form, 1024, 75968);
-  }
+  for (Divergence which : {Divergence::forward_kl, Divergence::jsd})
+    for (Form form : {Form::fused, Form::two_phase, Form::known_teacher})
+      if (form != Form::known_teacher || which == Divergence::forward_kl) {
+        add<vpkl::half>(which, form, 1024, 75968);
+        add<float>(which, form, 1024, 75968);
+      }
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
   return 0;

@@ -176,47 +176,106 @@ TYPED_TEST(DivergenceBits, known_teacher) {
       }
 }
 
+/// How a row's logits and weight are out of the ordinary, by its number.
+enum Kind { plain, skipped, nan, infinite, empty, equal, certain, masked, kinds };
+
 // One rank: the fused kernels against statistics, merge and finish.
+template <class Exec>
+void compare_fused(Exec const& exec, Divergence divergence, ElementType type, std::int64_t rows,
+                   std::int64_t columns, std::int64_t shift, bool in_place) {
+  float const infinity = std::numeric_limits<float>::infinity();
+  std::int64_t const padding = shift;
+  typename Tensor<Exec>::Shape const shape{rows, columns + padding, shift, shift};
+  Tensor<Exec> student[] = {{type, shape}, {type, shape}};
+  Tensor<Exec> gradient[] = {{type, shape}, {type, shape}};
+  Tensor<Exec> teacher(type, shape);
+  std::vector<float> logits(8191), weight(static_cast<std::size_t>(rows), 0.7f);
+  Random random(static_cast<std::uint64_t>(rows + columns));
+  for (float& x : logits)
+    x = rounded(type, static_cast<float>(3 * normal(random)));
+  for (std::int64_t r = 0; r < rows; ++r) {
+    Kind const kind = static_cast<Kind>((r + columns) % kinds);
+    if (kind == skipped) weight[r] = 0;
+    for (std::int64_t c = 0; c < columns; ++c) {
+      float s = logits[(r * 7919 + c * 31) % logits.size()];
+      float t = kind == equal ? s : logits[(r * 6007 + c * 17) % logits.size()];
+      bool const marked = c == columns / 2 + r % 64;
+      if (kind == nan && marked) s = std::numeric_limits<float>::quiet_NaN();
+      if (kind == infinite && marked) t = infinity;
+      if (kind == empty) s = -infinity;
+      if (kind == certain) (marked ? s : t) += marked ? 200.0f : 0.0f;
+      if (kind == masked && c % 3 == 0) s = -infinity;
+      if (kind == masked && c % 5 == 0) t = -infinity;
+      student[0].set(r, c, s);
+      student[1].set(r, c, s);
+      teacher.set(r, c, t);
+    }
+  }
+  for (auto* tensor : {&student[0], &student[1], &teacher, &gradient[0], &gradient[1]})
+    tensor->to_device();
+  auto const weights = to_device<Exec>(weight);
+  DeviceArray<Exec, float> const value[] = {DeviceArray<Exec, float>("value", rows),
+                                            DeviceArray<Exec, float>("value", rows)};
+  DeviceArray<Exec, RowStatistics> const own("own", rows), merged("merged", rows);
+  DeviceArray<Exec, vpkl::impl::JsdSums> const sums("sums", rows);
+  DivergenceOptions options;
+  options.divergence = divergence;
+  options.temperature = 1.3;
+  options.beta = 0.3;
+  vpkl::impl::RowJob job;
+  job.teacher = teacher.rows(0, rows);
+  job.columns = columns;
+  job.weight = weights.data();
+  job.options = vpkl::impl::KernelOptions::make(options);
+  vpkl::impl::DivergenceKernels<Exec> const kernels(exec, rows, columns);
+  bool const jsd = divergence == Divergence::jsd;
+  auto const to = [&](int i) {
+    return in_place ? student[i].rows(0, rows) : gradient[i].rows(0, rows);
+  };
+  job.student = student[0].rows(0, rows);
+  kernels.fused(exec, job, merged.data(), sums.data(), value[0].data(), to(0));
+  job.student = student[1].rows(0, rows);
+  kernels.statistics(exec, job, own.data());
+  kernels.combine(exec, job, own.data(), 1, rows, merged.data());
+  if (jsd) kernels.jsd_sums(exec, job, merged.data(), sums.data());
+  kernels.finish(exec, job, merged.data(), jsd ? sums.data() : nullptr, 1, rows, value[1].data(),
+                 to(1));
+  vpkl::impl::fence(exec, "vpkl_test::fused_and_in_phases");
+  auto const got = to_host(value[0]), want = to_host(value[1]);
+  for (int i = 0; i < 2; ++i)
+    (in_place ? student[i] : gradient[i]).to_host();
+  for (std::int64_t r = 0; r < rows; ++r) {
+    std::string const what =
+        fmt::format("{} {} [{}, {}] row {} shift {}{}", to_string(divergence), to_string(type),
+                    rows, columns, r, shift, in_place ? " in place" : "");
+    ASSERT_EQ(std::memcmp(&got[r], &want[r], sizeof(float)), 0) << what;
+    auto const& results = in_place ? student : gradient;
+    ASSERT_TRUE(results[0].bits(r, columns + padding) == results[1].bits(r, columns + padding))
+        << what;
+  }
+}
+
 TYPED_TEST(DivergenceBits, fused_and_in_phases) {
   TypeParam const exec;
   for (Divergence divergence : divergences)
-    for (std::int64_t rows : {1, 2, 7}) {
-      Problem const problem =
-          problem_of(divergence, ElementType::fp32, ElementType::fp32, rows, 9001);
-      std::int64_t const v = problem.vocabulary;
-      using Floats = Kokkos::View<float*, typename TypeParam::memory_space>;
-      using HostFloats = Kokkos::View<float const*, Kokkos::HostSpace, Kokkos::MemoryUnmanaged>;
-      Floats student("student", rows * v), teacher("teacher", rows * v);
-      Kokkos::deep_copy(student, HostFloats(problem.student.data(), problem.student.size()));
-      Kokkos::deep_copy(teacher, HostFloats(problem.teacher.data(), problem.teacher.size()));
-      Floats value[] = {Floats("value", rows), Floats("value", rows)};
-      Floats gradient[] = {Floats("gradient", rows * v), Floats("gradient", rows * v)};
-      Kokkos::View<RowStatistics*, typename TypeParam::memory_space> own("own", rows),
-          merged("merged", rows);
-      Kokkos::View<vpkl::impl::JsdSums*, typename TypeParam::memory_space> sums("sums", rows);
-      RowIndex const index = RowIndex::strided(rows, v);
-      vpkl::impl::RowJob job;
-      job.student = ConstRows{student.data(), ElementType::fp32, v, index};
-      job.teacher = ConstRows{teacher.data(), ElementType::fp32, v, index};
-      job.columns = v;
-      job.options = vpkl::impl::KernelOptions::make(problem.options);
-      vpkl::impl::DivergenceKernels<TypeParam> const kernels(exec, rows, v);
-      auto const to = [&](int i) { return Rows{gradient[i].data(), ElementType::fp32, v, index}; };
-      bool const jsd = divergence == Divergence::jsd;
-      kernels.fused(exec, job, merged.data(), sums.data(), value[0].data(), to(0));
-      kernels.statistics(exec, job, own.data());
-      kernels.combine(exec, job, own.data(), 1, rows, merged.data());
-      if (jsd) kernels.jsd_sums(exec, job, merged.data(), sums.data());
-      kernels.finish(exec, job, merged.data(), jsd ? sums.data() : nullptr, 1, rows,
-                     value[1].data(), to(1));
-      vpkl::impl::fence(exec, "vpkl_test::fused_and_in_phases");
-      auto const host = [](Floats const& view) {
-        auto const mirror = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), view);
-        return std::vector<float>(mirror.data(), mirror.data() + mirror.size());
-      };
-      EXPECT_EQ(host(value[0]), host(value[1])) << to_string(divergence) << " " << rows;
-      EXPECT_EQ(host(gradient[0]), host(gradient[1])) << to_string(divergence) << " " << rows;
+    for (ElementType type : element_types)
+      for (std::int64_t shift : {0, 1, 8})
+        for (std::int64_t rows : {1, 3, 70})
+          compare_fused(exec, divergence, type, rows, 9001, shift, shift == 8);
+  // What a few large clusters, many small ones, and none hold.
+  if constexpr (!vpkl::impl::is_host_space<TypeParam>) {
+    for (Divergence divergence : divergences)
+      for (ElementType type : element_types)
+        for (std::int64_t shift : {0, 1, 8})
+          for (auto const& [rows, columns] : {std::pair(3, 75968), std::pair(3, 151936),
+                                              std::pair(70, 31001), std::pair(2, 400001)})
+            compare_fused(exec, divergence, type, rows, columns, shift, shift == 8);
+    for (ElementType type : {ElementType::bf16, ElementType::fp32}) {
+      compare_fused(exec, Divergence::jsd, type, 64, 75968, 0, false);
+      compare_fused(exec, Divergence::jsd, type, 200, 75968, 0, true);
+      compare_fused(exec, Divergence::jsd, type, 1024, 30728, 0, true);
     }
+  }
 }
 
 }  // namespace

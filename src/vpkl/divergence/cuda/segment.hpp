@@ -361,6 +361,11 @@ __device__ __forceinline__ RowState row_state(RowStatistics const& s) {
   return s.flags & RowStatistics::unsupported ? RowState::infinite : RowState::regular;
 }
 
+/// \brief JSD's mean as gradients need it.
+__device__ __forceinline__ float mean_in_bits(double mean_jsd) {
+  return static_cast<float>(__dmul_rn(mean_jsd, 1 / ln_2));
+}
+
 /// \brief From finalised statistics.
 template <Divergence divergence>
 __device__ __forceinline__ GradientConstants gradient_constants(RowStatistics const& s,
@@ -399,7 +404,7 @@ __device__ __forceinline__ GradientConstants gradient_constants(RowStatistics co
     c.log_sum_student = static_cast<float>(log_student);
     c.log_sum_teacher = static_cast<float>(log_teacher);
     c.log_ratio = static_cast<float>(__dsub_rn(log_teacher, log_student));
-    c.mean = static_cast<float>(__dmul_rn(mean_jsd, 1 / ln_2));
+    c.mean = mean_in_bits(mean_jsd);
     c.scale =
         static_cast<float>(__dmul_rn(__dmul_rn(scale, 1.0 - options.beta) / s.sum_student, ln_2));
   }
@@ -481,17 +486,24 @@ __device__ __forceinline__ LogRatios log_ratios(float a, float b, GradientConsta
 /// \brief JSD's sums over a segment of a regular row; the same on all lanes.
 /// \tparam even whether beta is a half
 /// \tparam subnormal whether probabilities below 2^-126 are kept
-template <bool even, bool subnormal, class VS, class VT>
-__device__ __forceinline__ JsdSums segment_jsd_sums(VS const (&s)[vectors], VT const (&t)[vectors],
-                                                    GradientConstants const& c,
-                                                    SegmentOptions const& options) {
+/// \tparam unroll as in segment_statistics
+/// \param[in] get `get(i, s, t)` gives vector i of the lane's columns
+/// \param[in] keep `keep(i, l)` is handed log2(ps/m) of vector i's columns
+template <bool even, bool subnormal, int unroll, class VS, class VT, class Get, class Keep>
+__device__ __forceinline__ JsdSums segment_jsd_sums(GradientConstants const& c,
+                                                    SegmentOptions const& options, Get const& get,
+                                                    Keep const& keep) {
   float student[2] = {0, 0}, teacher[2] = {0, 0};
-#pragma unroll
-  for (int i = 0; i < vectors; ++i)
+#pragma unroll(unroll)
+  for (int i = 0; i < vectors; ++i) {
+    VS s;
+    VT t;
+    get(i, s, t);
+    float l[vector_columns];
 #pragma unroll
     for (int j = 0; j < vector_columns; ++j) {
-      float const a = distance(s[i].get(j), c.max_student);
-      float const b = distance(t[i].get(j), c.max_teacher);
+      float const a = distance(s.get(j), c.max_student);
+      float const b = distance(t.get(j), c.max_teacher);
       float const ps =
           exp2_to_float<subnormal>(__fmaf_rn(a, options.exponent_scale, -c.log_sum_student));
       float const pt =
@@ -499,11 +511,24 @@ __device__ __forceinline__ JsdSums segment_jsd_sums(VS const (&s)[vectors], VT c
       LogRatios const log_m = log_ratios<even>(a, b, c, options);
       student[j % 2] = __fmaf_rn(ps, log_m.student, student[j % 2]);
       teacher[j % 2] = __fmaf_rn(pt, log_m.teacher, teacher[j % 2]);
+      l[j] = log_m.student;
     }
+    keep(i, l);
+  }
   JsdSums sums;
   sums.student = __dmul_rn(warp_sum(__fadd_rn(student[0], student[1])), ln_2);
   sums.teacher = __dmul_rn(warp_sum(__fadd_rn(teacher[0], teacher[1])), ln_2);
   return sums;
+}
+
+/// \brief segment_jsd_sums with what the row needs.
+template <int unroll, class VS, class VT, class Get, class Keep>
+__device__ __forceinline__ JsdSums any_jsd_sums(GradientConstants const& c,
+                                                SegmentOptions const& options, Get const& get,
+                                                Keep const& keep) {
+  if (is_even(c)) return segment_jsd_sums<true, false, unroll, VS, VT>(c, options, get, keep);
+  if (c.rare == 0) return segment_jsd_sums<false, false, unroll, VS, VT>(c, options, get, keep);
+  return segment_jsd_sums<false, true, unroll, VS, VT>(c, options, get, keep);
 }
 
 /// \brief Adds `count` segments' sums in a fixed tree; the same on all lanes.
@@ -596,6 +621,12 @@ __device__ __forceinline__ double narrow_forward_kl(LoadOne const& load_one,
   return weighted_sum(weighted, largest);
 }
 
+/// \brief JSD's gradient of one column.
+/// \param[in] es, l e^(da/T) and log2(ps/m)
+__device__ __forceinline__ float jsd_gradient(float es, float l, GradientConstants const& c) {
+  return __fmul_rn(__fmul_rn(es, c.scale), __fsub_rn(l, c.mean));
+}
+
 /// \brief Gradient of one column of a regular or infinite row.
 /// \tparam even whether JSD's beta is a half
 /// \tparam subnormal whether probabilities below 2^-126 are kept
@@ -613,8 +644,7 @@ __device__ __forceinline__ float column_gradient(float s, float t, GradientConst
     float const g = __fmul_rn(__fmul_rn(es, c.scale), __fsub_rn(__fsub_rn(a, b), c.mean));
     return es > 0 ? g : 0.0f;
   }
-  float const l = log_ratios<even>(a, b, c, options).student;
-  return __fmul_rn(__fmul_rn(es, c.scale), __fsub_rn(l, c.mean));
+  return jsd_gradient(es, log_ratios<even>(a, b, c, options).student, c);
 }
 
 /// \brief Whether every column of a row has the same, constant gradient or needs no arithmetic.
@@ -679,6 +709,34 @@ __device__ __forceinline__ VS any_gradient(VS const& s, VT const& t, GradientCon
   for (int j = 0; j < vector_columns; j += 2)
     out.set(j / 2, at(j), at(j + 1));
   return out;
+}
+
+/// \brief JSD's gradient of a vector of columns of a row that is not special, given log2(ps/m).
+/// \tparam subnormal whether probabilities below 2^-126 are kept
+template <bool subnormal, class VS>
+__device__ __forceinline__ VS vector_jsd_gradient(VS const& s, Vector<float> const& l,
+                                                  GradientConstants const& c,
+                                                  SegmentOptions const& options) {
+  VS out;
+  auto const at = [&](int j) {
+    float const exponent = __fmul_rn(distance(s.get(j), c.max_student), options.exponent_scale);
+    float const g = jsd_gradient(exp2_to_float<subnormal>(exponent), l.get(j), c);
+    return subnormal ? __fmul_rn(g, c.rare) : g;
+  };
+#pragma unroll
+  for (int j = 0; j < vector_columns; j += 2)
+    out.set(j / 2, at(j), at(j + 1));
+  return out;
+}
+
+/// \brief The same of any row.
+template <class VS>
+__device__ __forceinline__ VS any_jsd_gradient(VS const& s, Vector<float> const& l,
+                                               GradientConstants const& c,
+                                               SegmentOptions const& options) {
+  if (special<Divergence::jsd>(c.state)) return special_gradient(s, c.state);
+  return c.rare == 0 ? vector_jsd_gradient<false>(s, l, c, options)
+                     : vector_jsd_gradient<true>(s, l, c, options);
 }
 
 }  // namespace vpkl::impl::cuda

@@ -128,9 +128,15 @@ __global__ void __launch_bounds__(block_threads)
       typename RowPointer<T>::Loaded t[vectors];
       student.load(i * segment_columns, job.columns, lane, s);
       teacher.load(i * segment_columns, job.columns, lane, t);
-      part = is_even(constants)    ? segment_jsd_sums<true, false>(s, t, constants, options)
-             : constants.rare == 0 ? segment_jsd_sums<false, false>(s, t, constants, options)
-                                   : segment_jsd_sums<false, true>(s, t, constants, options);
+      using VS = typename RowPointer<S>::Loaded;
+      using VT = typename RowPointer<T>::Loaded;
+      part = any_jsd_sums<vectors, VS, VT>(
+          constants, options,
+          [&](int v, VS& to_s, VT& to_t) {
+            to_s = s[v];
+            to_t = t[v];
+          },
+          [](int, float const(&)[vector_columns]) {});
     }
     if (lane == 0) sums[i] = part;
   }

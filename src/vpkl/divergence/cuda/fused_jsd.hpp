@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// \brief JSD's value and gradient in one launch.
+///
+/// As KL's fused kernel, with JSD's sums as a stage between statistics and gradient that has an
+/// exchange of its own. The sums leave log2(ps/m), most of the gradient's arithmetic, in the slot.
+/// In every step a warp turns to the statistics of a row, the gradient two rows before it and the
+/// sums of the row between, so that merges are hardly waited for.
+///
+/// Arithmetic limits, not memory. So statistics read their columns past the slots, and so does the
+/// gradient where two-byte columns make place for the logarithms: with slots taken from the sums to
+/// the gradient alone, two blocks hold a row that KL spreads over four, and every multiprocessor
+/// has work.
+#pragma once
+
+#include <vpkl/divergence/cuda/fused_parts.hpp>
+
+namespace vpkl::impl::cuda {
+
+/// A slot holds a segment's columns, then its logarithms.
+template <class S, class T>
+struct JsdShape {
+  static constexpr bool two_bytes = sizeof(S) + sizeof(T) == 4;
+  static constexpr int warps = two_bytes ? 15 : 12;
+  static constexpr int slots = two_bytes ? 3 : 2;
+  using Base = FusedShape<S, T, warps, slots>;
+  static constexpr int student_bytes = Base::student_bytes;
+  static constexpr int threads = Base::threads;
+
+  struct alignas(128) Shared : Base::Shared {
+    Barrier sums_full[rows_in_flight], mean_full[rows_in_flight];
+    RowStatistics statistics[rows_in_flight];
+    float mean[rows_in_flight];
+  };
+  static constexpr std::size_t shared_bytes(std::int64_t segments) {
+    return sizeof(Shared) + static_cast<std::size_t>(rows_in_flight * segments) *
+                                (sizeof(SegmentRecord) + sizeof(JsdSums));
+  }
+  static constexpr bool fits(std::int64_t segments, int cluster) {
+    return segments >= cluster && segments <= std::int64_t(warps) * slots * cluster &&
+           shared_bytes(segments) <= block_memory;
+  }
+};
+
+/// \brief Fills a slot with the segment from column `first` on of a row of `width` columns. KL's
+/// kernel has this in line: called there, it cost 0.4 % of the time.
+template <class Shape, class S, class T>
+__device__ __forceinline__ void fill_slot(S const* student, T const* teacher, std::int64_t first,
+                                          std::int64_t width, int lane, unsigned char* slot,
+                                          Barrier& full) {
+  std::int64_t const left = width - first;
+  int const columns = left < segment_columns ? static_cast<int>(left) : segment_columns;
+  bool const aligned =
+      ((reinterpret_cast<std::uintptr_t>(student) | reinterpret_cast<std::uintptr_t>(teacher)) &
+       15) == 0;
+  int const whole = aligned ? columns / vector_columns * vector_columns : 0;
+  if (whole < segment_columns) {
+    // What cannot be copied in bulk: rows off 16 bytes, and the end of a row, filled with -inf.
+#pragma unroll 1
+    for (int c = whole + lane * vector_columns; c < segment_columns; c += lanes * vector_columns) {
+      int const some = min(max(columns - c, 0), vector_columns);
+      Vector<S> s;
+      Vector<T> t;
+      s.load_some(student + first + c, some);
+      t.load_some(teacher + first + c, some);
+      s.store_shared(slot + c * sizeof(S));
+      t.store_shared(slot + Shape::student_bytes + c * sizeof(T));
+    }
+    fence_bulk_copies();
+    __syncwarp();
+  }
+  if (lane == 0) {
+    full.arrive_expecting(whole * (sizeof(S) + sizeof(T)));
+    if (whole > 0) {
+      bulk_copy(slot, student + first, whole * sizeof(S), full);
+      bulk_copy(slot + Shape::student_bytes, teacher + first, whole * sizeof(T), full);
+    }
+  }
+}
+
+/// What lanes remember of 32 rows, with where the student's and another tensor's rows lie.
+struct PlacedRows {
+  RowBatch batch;
+  std::int64_t student = 0, other = 0;  ///< of row l in lane l
+
+  __device__ __forceinline__ std::int64_t student_of(int row) const {
+    return __shfl_sync(all_lanes, student, row % lanes);
+  }
+  __device__ __forceinline__ std::int64_t other_of(int row) const {
+    return __shfl_sync(all_lanes, other, row % lanes);
+  }
+};
+
+template <class S, class T>
+__global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
+    fused_jsd_kernel(__grid_constant__ FusedJob const in) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using Shape = JsdShape<S, T>;
+  using VS = Vector<S>;
+  using VT = Vector<T>;
+  constexpr int warps = Shape::warps;
+  extern __shared__ __align__(128) unsigned char memory[];
+  typename Shape::Shared& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
+  int const segments = in.segments;
+  SegmentRecord* const records = reinterpret_cast<SegmentRecord*>(memory + sizeof(shared));
+  JsdSums* const sums = reinterpret_cast<JsdSums*>(records + rows_in_flight * segments);
+
+  int const warp = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+  int const blocks = cluster_size(), block = cluster_rank();
+  std::int64_t const clusters = gridDim.x / blocks;
+  std::int64_t const first_row = in.first_row + blockIdx.x / blocks;
+  int const own_rows = static_cast<int>((in.end_row - first_row + clusters - 1) / clusters);
+  int const block_segments = (segments - block + blocks - 1) / blocks;
+  auto const row_of = [&](int own) { return first_row + own * clusters; };
+  auto const first_column = [&](int k) {
+    return std::int64_t(k * blocks + block) * segment_columns;
+  };
+
+  if (threadIdx.x == 0) {
+#pragma unroll 1
+    for (int w = 0; w < warps; ++w)
+      for (int s = 0; s < Shape::slots; ++s)
+        shared.full[w][s].init(1);
+#pragma unroll 1
+    for (int r = 0; r < rows_in_flight; ++r) {
+      shared.records_full[r].init(1);
+      shared.constants_full[r].init(1);
+      shared.constants_empty[r].init(warps);
+      shared.sums_full[r].init(1);
+      shared.mean_full[r].init(1);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  cluster_sync();
+  wait_previous_launch();
+  allow_next_launch();
+
+  if (warp == warps) {
+    // The merging warp: a row's records, then the sums of the row before it.
+    Ring<rows_in_flight> ring, sums_ring;
+    RowBatch batch, sums_batch;
+#pragma unroll 1
+    for (int q = 0; q <= own_rows; ++q) {
+      if (q < own_rows) {
+        if (q % lanes == 0) batch.fetch(in.job, row_of(q + lane));
+        if (batch.counted(q)) {
+          if (lane == 0)
+            shared.records_full[ring.at].arrive_expecting(segments * sizeof(SegmentRecord));
+          shared.records_full[ring.at].wait(ring.parity);
+          RowStatistics const merged =
+              merge_segments(records + ring.at * segments, segments, Weighting::none, in.options);
+          GradientConstants const constants = gradient_constants<Divergence::jsd>(
+              merged, in.job.options, 0, __shfl_sync(all_lanes, batch.weight, q % lanes));
+          // The first round finds the places empty.
+          shared.constants_empty[ring.at].wait(ring.parity ^ 1);
+          if (lane == 0) {
+            shared.constants[ring.at] = constants;
+            shared.constants_full[ring.at].arrive();
+            shared.statistics[ring.at] = merged;
+          }
+          __syncwarp();
+          ring.next();
+        } else if (block == 0 && lane == 0) {
+          in.value[row_of(q)] = 0;
+        }
+      }
+      if (q == 0) continue;
+      int const before = q - 1;
+      if (before % lanes == 0) sums_batch.fetch(in.job, row_of(before + lane));
+      if (!sums_batch.counted(before)) continue;
+      RowStatistics const merged = shared.statistics[sums_ring.at];
+      bool const regular = row_state(merged) == RowState::regular;
+      if (lane == 0)
+        shared.sums_full[sums_ring.at].arrive_expecting(regular ? segments * sizeof(JsdSums) : 0);
+      JsdSums total;
+      if (regular) {
+        shared.sums_full[sums_ring.at].wait(sums_ring.parity);
+        total = merge_sums(sums + sums_ring.at * segments, segments);
+      }
+      if (lane == 0) {
+        shared.mean[sums_ring.at] = mean_in_bits(total.student);
+        shared.mean_full[sums_ring.at].arrive();
+        // Nobody waits for the value.
+        if (block == 0) in.value[row_of(before)] = row_value(in.job, merged, total);
+      }
+      __syncwarp();
+      sums_ring.next();
+    }
+    cluster_sync();
+    return;
+  }
+
+  // Where this lane sends its half of a record: lanes 2 b and 2 b + 1 serve block b.
+  bool const sends = lane < 2 * blocks;
+  int const target = sends ? lane / 2 : 0;
+  SharedAddress const target_records = in_block(shared_address(records), target) + lane % 2 * 16;
+  SharedAddress const target_barriers = in_block(shared_address(shared.records_full), target);
+
+  // The sums' logarithms take the place of the columns: each lane puts them where it alone reads.
+  auto const logarithms = [&](unsigned char* slot, int i, auto const& access) {
+    int const at = (i * lanes + lane) * vector_columns;
+    unsigned char* const second = slot + Shape::student_bytes + at * sizeof(T);
+    access(*reinterpret_cast<float4*>(Shape::two_bytes ? slot + at * sizeof(S) : second),
+           *reinterpret_cast<float4*>(Shape::two_bytes ? second : second + sizeof(float4)));
+  };
+  auto const student_row = [&](std::int64_t element) {
+    return RowPointer<S>::make(const_cast<void*>(in.job.student.data), in.job.student.type,
+                               element);
+  };
+  auto const teacher_row = [&](std::int64_t element) {
+    return RowPointer<T>::make(const_cast<void*>(in.job.teacher.data), in.job.teacher.type,
+                               element);
+  };
+
+  // Statistics are of row ahead, the gradient of row behind, and the sums of the row after that.
+  // A warp with more of the sums' segments than others takes fewer of the statistics'.
+  Cursor ahead((warp + block_segments) % warps, block_segments, warps);
+  Cursor behind(warp, block_segments, warps), load = behind;
+  Ring<rows_in_flight> ahead_ring, behind_ring;
+  Ring<Shape::slots> slot, load_slot;
+  int load_segment = warp;
+  PlacedRows ahead_rows, load_rows, behind_rows;
+  auto const fetch = [&](PlacedRows& rows, int first, auto const& second) {
+    std::int64_t const row = row_of(first + lane);
+    rows.batch.fetch(in.job, row);
+    if (row >= in.end_row) return;
+    rows.student = in.job.student.index(row);
+    rows.other = second(row);
+  };
+  auto const teacher_index = [&](std::int64_t row) {
+    return in.job.teacher.index(row) + in.job.teacher_first;
+  };
+  auto const gradient_index = [&](std::int64_t row) {
+    return in.gradient.data ? in.gradient.index(row) : 0;
+  };
+  fetch(ahead_rows, 0, teacher_index);
+  fetch(load_rows, 0, teacher_index);
+  fetch(behind_rows, 0, gradient_index);
+  // Fills the slot that was freed longest ago.
+  auto const load_next = [&] {
+    while (load.row < own_rows &&
+           (load_segment >= block_segments || !load_rows.batch.counted(load.row))) {
+      load.next_row();
+      load_segment = load.first;
+      if (load.row % lanes == 0) fetch(load_rows, load.row, teacher_index);
+    }
+    if (load.row >= own_rows) return;
+    std::int64_t const first = first_column(load_segment);
+    fill_slot<Shape>(student_row(load_rows.student_of(load.row)).at,
+                     teacher_row(load_rows.other_of(load.row)).at, first, in.job.columns, lane,
+                     shared.slot[warp][load_slot.at], shared.full[warp][load_slot.at]);
+    load_slot.next();
+    load_segment += warps;
+  };
+#pragma unroll 1
+  for (int s = 0; s < Shape::slots; ++s)
+    load_next();
+#pragma unroll 1
+  for (int step = 0; step < own_rows + 2; ++step) {
+    if (step < own_rows) {
+      if (ahead_rows.batch.counted(ahead.row)) {
+        RowPointer<S> const student = student_row(ahead_rows.student_of(ahead.row));
+        RowPointer<T> const teacher = teacher_row(ahead_rows.other_of(ahead.row));
+#pragma unroll 1
+        for (int k = ahead.first; k < block_segments; k += warps) {
+          std::int64_t const first = first_column(k);
+          auto const load_one = [&](int i, VS& s, VT& t) {
+            student.load_one(first, in.job.columns, lane, i, s);
+            teacher.load_one(first, in.job.columns, lane, i, t);
+          };
+          SegmentRecord r;
+          if (student.aligned && teacher.aligned && first + segment_columns <= in.job.columns) {
+            VS s[vectors];
+            VT t[vectors];
+#pragma unroll
+            for (int i = 0; i < vectors; ++i) {
+              s[i].load(student.at + first + (i * lanes + lane) * vector_columns);
+              t[i].load(teacher.at + first + (i * lanes + lane) * vector_columns);
+            }
+            r = segment_statistics<Weighting::none, vectors, VS, VT>(
+                in.options, segment_columns,
+                [&](int i, VS& to_s, VT& to_t) {
+                  to_s = s[i];
+                  to_t = t[i];
+                },
+                load_one);
+          } else {
+            r = segment_statistics<Weighting::none, 1, VS, VT>(in.options, in.job.columns - first,
+                                                               load_one, load_one);
+          }
+          if (sends) {
+            int const at = ahead_ring.at * segments + k * blocks + block;
+            send(target_records + at * static_cast<int>(sizeof(SegmentRecord)),
+                 lane % 2 == 0
+                     ? make_uint4(__float_as_uint(r.max_student), __float_as_uint(r.max_teacher),
+                                  __float_as_uint(r.sum_student), __float_as_uint(r.sum_teacher))
+                     : make_uint4(__float_as_uint(r.weighted), r.flags,
+                                  __float_as_uint(r.rest_student), __float_as_uint(r.rest_teacher)),
+                 target_barriers + ahead_ring.at * static_cast<int>(sizeof(Barrier)));
+          }
+        }
+        ahead_ring.next();
+      }
+      ahead.next_row();
+      if (ahead.row % lanes == 0) fetch(ahead_rows, ahead.row, teacher_index);
+    }
+
+    if (step >= 2) {
+      bool const counted = behind_rows.batch.counted(behind.row);
+      RowPointer<S> const to =
+          RowPointer<S>::make(in.gradient.data, in.gradient.type, behind_rows.other_of(behind.row));
+      if (counted) {
+        RowPointer<S> const student = student_row(behind_rows.student_of(behind.row));
+        shared.mean_full[behind_ring.at].wait(behind_ring.parity);
+        GradientConstants constants = shared.constants[behind_ring.at];
+        constants.mean = shared.mean[behind_ring.at];
+#pragma unroll 1
+        for (int k = behind.first; k < block_segments; k += warps) {
+          std::int64_t const first = first_column(k);
+          unsigned char* const columns = shared.slot[warp][slot.at];
+          auto const get = [&](int i, Vector<float>& l) {
+            logarithms(columns, i, [&](float4 const& low, float4 const& high) {
+              l.low = low;
+              l.high = high;
+            });
+          };
+          if (in.gradient.data) {
+            if (to.aligned && student.aligned && ordinary<Divergence::jsd>(constants) &&
+                first + segment_columns <= in.job.columns) {
+              int const at = lane * vector_columns;
+              VS s[vectors];
+#pragma unroll
+              for (int i = 0; i < vectors; ++i)
+                if (Shape::two_bytes)
+                  s[i].load(student.at + first + at + i * lanes * vector_columns);
+                else
+                  s[i].load_shared(columns + (at + i * lanes * vector_columns) * sizeof(S));
+#pragma unroll
+              for (int i = 0; i < vectors; ++i) {
+                Vector<float> l;
+                get(i, l);
+                vector_jsd_gradient<false>(s[i], l, constants, in.options)
+                    .store(to.at + first + at + i * lanes * vector_columns);
+              }
+            } else {
+#pragma unroll 1
+              for (int i = 0; i < vectors; ++i) {
+                VS s;
+                Vector<float> l;
+                student.load_one(first, in.job.columns, lane, i, s);
+                get(i, l);
+                s = any_jsd_gradient(s, l, constants, in.options);
+                to.store_one(first, in.job.columns, in.gradient.width, lane, i, s);
+              }
+            }
+          }
+          // The slot was written, and a bulk copy fills it next.
+          fence_bulk_copies();
+          __syncwarp();
+          load_next();
+          slot.next();
+        }
+        __syncwarp();
+        if (lane == 0) shared.constants_empty[behind_ring.at].arrive();
+        behind_ring.next();
+      }
+      if (in.gradient.data) {
+        // Rows of weight 0, and columns beyond the last segment.
+        VS const zero{};
+        int const width_segments = static_cast<int>(segments_of(in.gradient.width));
+        for (int k = (counted ? segments : 0) + block + warp * blocks; k < width_segments;
+             k += warps * blocks)
+#pragma unroll 1
+          for (int i = 0; i < vectors; ++i)
+            to.store_one(std::int64_t(k) * segment_columns, 0, in.gradient.width, lane, i, zero);
+      }
+      behind.next_row();
+      if (behind.row % lanes == 0) fetch(behind_rows, behind.row, gradient_index);
+    }
+
+    if (step < 1 || behind.row >= own_rows || !behind_rows.batch.counted(behind.row)) continue;
+    shared.constants_full[behind_ring.at].wait(behind_ring.parity);
+    GradientConstants const constants = shared.constants[behind_ring.at];
+    Ring<Shape::slots> sums_slot = slot;
+#pragma unroll 1
+    for (int k = behind.first; k < block_segments; k += warps) {
+      unsigned char* const columns = shared.slot[warp][sums_slot.at];
+      shared.full[warp][sums_slot.at].wait(sums_slot.parity);
+      sums_slot.next();
+      if (constants.state != RowState::regular) continue;
+      auto const get = [&](int i, VS& s, VT& t) {
+        int const at = (i * lanes + lane) * vector_columns;
+        s.load_shared(columns + at * sizeof(S));
+        t.load_shared(columns + Shape::student_bytes + at * sizeof(T));
+      };
+      auto const keep = [&](int i, float const(&l)[vector_columns]) {
+        logarithms(columns, i, [&](float4& low, float4& high) {
+          low = make_float4(l[0], l[1], l[2], l[3]);
+          high = make_float4(l[4], l[5], l[6], l[7]);
+        });
+      };
+      JsdSums const part = any_jsd_sums<1, VS, VT>(constants, in.options, get, keep);
+      if (lane < blocks) {
+        JsdSums* const at = sums + behind_ring.at * segments + k * blocks + block;
+        send(in_block(shared_address(at), lane), bit_cast<uint4>(part),
+             in_block(shared_address(&shared.sums_full[behind_ring.at]), lane));
+      }
+    }
+  }
+  cluster_sync();
+#endif
+}
+
+/// The fused kernel of JSD for one pair of types.
+template <class S, class T>
+struct FusedJsd {
+  using Shape = JsdShape<S, T>;
+
+  static void load() {
+    VPKL_CHECK_CUDA(cudaFuncSetAttribute(fused_jsd_kernel<S, T>,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(block_memory)));
+  }
+
+  /// \brief Blocks a row should be held by, or 0 where three kernels are as good.
+  static int choose(ResidentClusters const& resident, std::int64_t rows, std::int64_t segments) {
+    // One row a cluster at most: the more blocks a row the better. Else the fewest, if they have
+    // work for every warp.
+    for (int i = ResidentClusters::sizes - 1; i >= 0; --i)
+      if (rows <= resident.count[i] && Shape::fits(segments, ResidentClusters::blocks(i)))
+        return ResidentClusters::blocks(i);
+    for (int i = 0; i < ResidentClusters::sizes; ++i)
+      if (resident.count[i] > 0 && Shape::fits(segments, ResidentClusters::blocks(i)))
+        return segments >= Shape::warps * ResidentClusters::blocks(i) ? ResidentClusters::blocks(i)
+                                                                      : 0;
+    return 0;
+  }
+};
+
+}  // namespace vpkl::impl::cuda
