@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
                             __shfl_sync(all_lanes, behind_gradient, behind.row % lanes));
     if (counted) {
       shared.constants_full[behind_ring.at].wait(behind_ring.parity);
-      GradientConstants const constants = shared.constants[behind_ring.at];
+      GradientConstants const constants = read_by_lane_0(shared.constants[behind_ring.at]);
 #pragma unroll 1
       for (int k = behind.first; k < block_segments; k += warps) {
         std::int64_t const first = std::int64_t(k * blocks + block) * segment_columns;

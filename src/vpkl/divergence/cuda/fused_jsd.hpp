@@ -313,8 +313,8 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
       if (counted) {
         RowPointer<S> const student = student_row(behind_rows.student_of(behind.row));
         shared.mean_full[behind_ring.at].wait(behind_ring.parity);
-        GradientConstants constants = shared.constants[behind_ring.at];
-        constants.mean = shared.mean[behind_ring.at];
+        GradientConstants constants = read_by_lane_0(shared.constants[behind_ring.at]);
+        constants.mean = read_by_lane_0(shared.mean[behind_ring.at]);
 #pragma unroll 1
         for (int k = behind.first; k < block_segments; k += warps) {
           std::int64_t const first = first_column(k);
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
 
     if (step < 1 || behind.row >= own_rows || !behind_rows.batch.counted(behind.row)) continue;
     shared.constants_full[behind_ring.at].wait(behind_ring.parity);
-    GradientConstants const constants = shared.constants[behind_ring.at];
+    GradientConstants const constants = read_by_lane_0(shared.constants[behind_ring.at]);
     Ring<Shape::slots> sums_slot = slot;
 #pragma unroll 1
     for (int k = behind.first; k < block_segments; k += warps) {

@@ -96,6 +96,22 @@ struct RowBatch {
   }
 };
 
+/// \brief What lane 0 reads, on all lanes: the lane that tells the writer of the next value that it
+/// may write is then the only reader, which racecheck can follow.
+template <class T>
+__device__ __forceinline__ T read_by_lane_0(T const& from) {
+  static_assert(sizeof(T) % sizeof(std::uint32_t) == 0, "T travels as words");
+  constexpr int words = static_cast<int>(sizeof(T) / sizeof(std::uint32_t));
+  struct Words {
+    std::uint32_t word[words];
+  } copy{};
+  if (threadIdx.x % lanes == 0) copy = bit_cast<Words>(from);
+#pragma unroll
+  for (int i = 0; i < words; ++i)
+    copy.word[i] = __shfl_sync(all_lanes, copy.word[i], 0);
+  return bit_cast<T>(copy);
+}
+
 /// \brief Enqueues a fused kernel on `clusters` clusters of `cluster` blocks; it waits for the
 /// launch before it, at its end if it `joins`, else before it touches memory.
 template <class Shape>
