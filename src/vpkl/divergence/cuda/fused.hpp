@@ -23,9 +23,8 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
 // Clusters and bulk copies came with compute capability 9.0; the host starts this nowhere else.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using Shape = FusedShape<S, T, warps, slots>;
-  constexpr Weighting weighting = divergence == Divergence::forward_kl   ? Weighting::teacher
-                                  : divergence == Divergence::reverse_kl ? Weighting::student
-                                                                         : Weighting::none;
+  constexpr Weighting weighting =
+      divergence == Divergence::forward_kl ? Weighting::teacher : Weighting::student;
   extern __shared__ __align__(128) unsigned char memory[];
   typename Shape::Shared& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   SegmentRecord* const records = reinterpret_cast<SegmentRecord*>(memory + sizeof(shared));
@@ -51,7 +50,6 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
   }
   __syncthreads();
   cluster_sync();
-  // The launch that joins this one reads what came before both: it starts after this wait.
   if (!in.joins) wait_previous_launch();
   allow_next_launch();
 
@@ -329,13 +327,13 @@ struct FusedKernels {
                : choose(resident, job.rows(), segments_of(job.columns));
   }
 
-  static void start(cudaStream_t stream, int cluster, int clusters, FusedJob job) {
+  static void start(cudaStream_t stream, int cluster, int clusters, FusedJob job, bool early) {
     job.lag = Shape::lag(job.segments, cluster);
     launch_fused<Shape>(stream,
                         job.job.options.divergence == Divergence::forward_kl
                             ? fused_kernel<Divergence::forward_kl, S, T, warps, slots>
                             : fused_kernel<Divergence::reverse_kl, S, T, warps, slots>,
-                        job, cluster, clusters);
+                        job, cluster, clusters, early);
   }
 
   /// \return number of launches
@@ -354,7 +352,8 @@ struct FusedKernels {
     int const held = resident.of(cluster);
     if (job.options.divergence == Divergence::jsd) {
       launch_fused<typename FusedJsd<S, T>::Shape>(stream, fused_jsd_kernel<S, T>, fused, cluster,
-                                                   static_cast<int>(rows < held ? rows : held));
+                                                   static_cast<int>(rows < held ? rows : held),
+                                                   true);
       return 1;
     }
     // Clusters of 4 leave some multiprocessors over. Pairs of them take a share of the rows at the
@@ -364,12 +363,13 @@ struct FusedKernels {
     if (pairs > 0 && rows >= 8 * held && Shape::lag(fused.segments, 2) == 0)
       share = rows * (8 * pairs) / (20 * held + 8 * pairs);
     fused.end_row = rows - share;
-    start(stream, cluster, static_cast<int>(rows < held ? rows : held), fused);
+    // The second of a pair does not wait for what came before both: the first begins after it.
+    start(stream, cluster, static_cast<int>(rows < held ? rows : held), fused, share == 0);
     if (share == 0) return 1;
     fused.first_row = fused.end_row;
     fused.end_row = rows;
     fused.joins = true;
-    start(stream, 2, static_cast<int>(share < pairs ? share : pairs), fused);
+    start(stream, 2, static_cast<int>(share < pairs ? share : pairs), fused, true);
     return 2;
   }
 };

@@ -17,9 +17,11 @@
 
 namespace vpkl::impl::cuda {
 
-/// A slot holds a segment's columns, then its logarithms.
+/// A slot holds a segment's columns, then its logarithms in the place of all columns (of two bytes)
+/// or the teacher's (of four).
 template <class S, class T>
 struct JsdShape {
+  static_assert(sizeof(S) == sizeof(T), "logarithms take the place of columns");
   static constexpr bool two_bytes = sizeof(S) + sizeof(T) == 4;
   static constexpr int warps = two_bytes ? 15 : 12;
   static constexpr int slots = two_bytes ? 3 : 2;
@@ -214,7 +216,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
   };
 
   // Statistics are of row ahead, the gradient of row behind, and the sums of the row after that.
-  // A warp with more of the sums' segments than others takes fewer of the statistics'.
+  // A warp with more of the sums' segments than others takes fewer of the next step's statistics'.
   Cursor ahead((warp + block_segments) % warps, block_segments, warps);
   Cursor behind(warp, block_segments, warps), load = behind;
   Ring<rows_in_flight> ahead_ring, behind_ring;

@@ -8,9 +8,10 @@
 
 namespace vpkl::impl::cuda {
 
-/// Rows whose records and constants are in flight. KL needs 2 (lag + 1). JSD needs 4: a block that
-/// starts a row's statistics has seen the constants of the second row before it, so that every
-/// block has merged the fourth row before it.
+/// Rows whose records and constants are in flight. Other blocks write a row's places again. With
+/// lag 0 two rows would do; KL with lag 1 and JSD need 4: a block that starts a row's statistics
+/// has seen the constants of the second row before it, so that every block has merged the fourth
+/// row before.
 constexpr int rows_in_flight = 4;
 /// Shared memory a block may have on compute capability 9.0.
 constexpr std::size_t block_memory = 227 * 1024;
@@ -112,11 +113,12 @@ __device__ __forceinline__ T read_by_lane_0(T const& from) {
   return bit_cast<T>(copy);
 }
 
-/// \brief Enqueues a fused kernel on `clusters` clusters of `cluster` blocks; it waits for the
-/// launch before it, at its end if it `joins`, else before it touches memory.
+/// \brief Enqueues a fused kernel on `clusters` clusters of `cluster` blocks.
+/// \param[in] early whether it may start while the launch before it ends, for which it waits before
+/// it touches memory (at its end, if it `joins`)
 template <class Shape>
 void launch_fused(cudaStream_t stream, void (*kernel)(FusedJob), FusedJob const& job, int cluster,
-                  int clusters) {
+                  int clusters, bool early) {
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = static_cast<unsigned>(cluster);
@@ -129,7 +131,7 @@ void launch_fused(cudaStream_t stream, void (*kernel)(FusedJob), FusedJob const&
   config.dynamicSmemBytes = Shape::shared_bytes(job.segments);
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = 2;
+  config.numAttrs = early ? 2 : 1;
   VPKL_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, job));
 }
 
