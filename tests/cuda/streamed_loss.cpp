@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -170,7 +171,7 @@ TEST(CudaStreamedLoss, two_host_waits_whatever_the_number_of_chunks) {
 // Case 18.
 TEST(CudaStreamedLoss, memory_does_not_grow_with_length) {
   Stream stream;
-  auto const used = [&](std::int64_t length) {
+  auto const once = [&](std::int64_t length) {
     MicroBatch const m(1, length, 8192, 1, length);
     Cache cache(Communicator::self(), {});
     cache.store(stream.exec(), m.rows(m.teacher), m.batch, m.length);
@@ -180,13 +181,26 @@ TEST(CudaStreamedLoss, memory_does_not_grow_with_length) {
     loss.compute(stream.exec(), m.rows(m.student), cache, m.response(), {}, m.rows(m.gradient));
     vpkl::impl::fence(stream.exec(), "vpkl_test::compute");
     std::size_t const after = vpkl::impl::available_device_memory();
-    return std::pair<std::size_t, std::size_t>(loss.workspace_bytes(), before - after);
+    return std::pair(loss.workspace_bytes(),
+                     static_cast<double>(before) - static_cast<double>(after));
   };
-  used(300);  // loads kernels
+  // Free memory is the device's: others may take and give some meanwhile.
+  auto const used = [&](std::int64_t length) {
+    std::vector<double> taken;
+    std::size_t workspace = 0;
+    for (int i = 0; i < 5; ++i) {
+      auto const [bytes, driver] = once(length);
+      workspace = bytes;
+      taken.push_back(driver);
+    }
+    std::nth_element(taken.begin(), taken.begin() + 2, taken.end());
+    return std::pair(workspace, taken[2]);
+  };
+  once(300);  // loads kernels
   auto const [small, small_driver] = used(1024);
   auto const [large, large_driver] = used(8192);
   EXPECT_NEAR(static_cast<double>(large), static_cast<double>(small), 0.05 * small);
-  EXPECT_LE(static_cast<double>(large_driver), 1.05 * small_driver + (4 << 20));
+  EXPECT_LE(large_driver, 1.05 * small_driver + (4 << 20));
 }
 
 }  // namespace
