@@ -84,9 +84,12 @@ class DivergencePlan {
   ///
   /// Makes one all-gather over more than one rank. The values then lack a sum over columns, which
   /// is left to add_shares(): one message for as many calls as wanted.
+  /// \param[in] exec, student, teacher, row_weight as for execute()
   /// \param[in] known of every row that has a weight, of the shard's columns and at the plan's
   /// temperature; without records, statistics are made of both models
   /// \param[out] share `[rows]` this rank's shares of the values
+  /// \param[out] gradient as for execute()
+  /// \param[in] error, log as for execute()
   /// \throws InvalidArgument, also for another divergence or route; CommunicationError
   void execute_known(ExecutionSpace const& exec, ConstRows const& student, ConstRows const& teacher,
                      KnownTeacher const& known, float const* row_weight, double* share,
@@ -94,6 +97,7 @@ class DivergencePlan {
                      impl::HeaderLog<ExecutionSpace>* log = nullptr);
 
   /// \brief Values of calls of execute_known(). Collective; one all-gather over more than one rank.
+  /// \param[in] exec instance that the work is enqueued on
   /// \param[in] rows of all calls; equal on every rank
   /// \param[in,out] shares `[ranks, rows]`, of which this rank's row holds its shares
   /// \param[out] value `[rows]` divergence times T², 0 for rows of weight 0
