@@ -34,6 +34,17 @@ struct RowJob {
   bool teacher_alone = false;  ///< the student's rows are a teacher's, and there is no other model
   ElementType read_as = ElementType::fp32;  ///< teacher_alone: what logits are rounded to
 
+  /// \brief Statistics of a teacher's rows alone; see teacher_statistics().
+  static RowJob of_teacher(ConstRows const& teacher, std::int64_t columns, ElementType type,
+                           double temperature) {
+    RowJob job;
+    job.student = teacher;
+    job.columns = columns;
+    job.options = KernelOptions::of_teacher(temperature);
+    job.teacher_alone = true;
+    job.read_as = type;
+    return job;
+  }
   std::int64_t rows() const { return student.index.count; }
   /// \brief Whether statistics are made of the student's rows without a teacher's.
   KOKKOS_INLINE_FUNCTION bool one_model() const {

@@ -57,12 +57,7 @@ void teacher_statistics(Kokkos::Cuda const& exec, ConstRows const& teacher, std:
   if (teacher.index.count == 0) return;
   check_columns("teacher statistics", columns);
   Labelled const label(exec, "vpkl::TeacherCache::statistics");
-  RowJob job;
-  job.student = teacher;
-  job.columns = columns;
-  job.options = KernelOptions::of_teacher(temperature);
-  job.teacher_alone = true;
-  job.read_as = type;
+  RowJob const job = RowJob::of_teacher(teacher, columns, type, temperature);
   cuda::typed_kernels(teacher.type, type).statistics(exec.cuda_stream(), job, 1, nullptr, records);
 }
 

@@ -430,12 +430,7 @@ int DivergenceKernels<ExecutionSpace>::add_shares(ExecutionSpace const& exec, st
 template <class ExecutionSpace>
 void teacher_statistics(ExecutionSpace const& exec, ConstRows const& teacher, std::int64_t columns,
                         ElementType type, double temperature, RowStatistics* records) {
-  RowJob job;
-  job.student = teacher;
-  job.columns = columns;
-  job.options = KernelOptions::of_teacher(temperature);
-  job.teacher_alone = true;
-  job.read_as = type;
+  RowJob const job = RowJob::of_teacher(teacher, columns, type, temperature);
   launch(exec, "vpkl::TeacherCache::statistics", job.rows(), StatisticsOfRow{job, records});
 }
 
