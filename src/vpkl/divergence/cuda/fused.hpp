@@ -30,12 +30,9 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
   SegmentRecord* const records = reinterpret_cast<SegmentRecord*>(memory + sizeof(shared));
 
   int const warp = threadIdx.x / lanes, lane = threadIdx.x % lanes;
-  int const blocks = cluster_size(), block = cluster_rank();
-  std::int64_t const clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
-  std::int64_t const first_row = in.first_row + cluster, rows = in.end_row;
-  int const own_rows = static_cast<int>((rows - first_row + clusters - 1) / clusters);
-  int const segments = in.segments;
-  int const block_segments = (segments - block + blocks - 1) / blocks;
+  Place const place(in);
+  int const blocks = place.blocks, block = place.block, own_rows = place.own_rows;
+  int const segments = in.segments, block_segments = place.block_segments;
 
   if (threadIdx.x == 0) {
     for (int w = 0; w < warps; ++w)
@@ -58,8 +55,8 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
     Ring<rows_in_flight> ring;
     RowBatch batch;
     for (int q = 0; q < own_rows; ++q) {
-      if (q % lanes == 0) batch.fetch(in.job, first_row + (q + lane) * clusters);
-      std::int64_t const row = first_row + q * clusters;
+      if (q % lanes == 0) batch.fetch(in, place.row(q + lane));
+      std::int64_t const row = place.row(q);
       if (!batch.counted(q)) {
         if (block == 0 && lane == 0) in.value[row] = 0;
         continue;
@@ -96,71 +93,10 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
   SharedAddress const target_records = in_block(shared_address(records), target) + lane % 2 * 16;
   SharedAddress const target_barriers = in_block(shared_address(shared.records_full), target);
 
-  Cursor load(warp, block_segments, warps);
-  int load_segment = warp;
-  Ring<Shape::slots> load_slot;
-  RowBatch load_batch;
-  std::int64_t load_student = 0, load_teacher = 0;  // of row lane of the batch
-  auto const fetch_load_batch = [&] {
-    std::int64_t const row = first_row + (load.row + lane) * clusters;
-    load_batch.fetch(in.job, row);
-    if (row < rows) {
-      load_student = in.job.student.index(row);
-      load_teacher = in.job.teacher.index(row) + in.job.teacher_first;
-    }
-  };
-  fetch_load_batch();
-  // Brings the warp's next segment into its slot.
-  auto const load_next = [&] {
-    while (load.row < own_rows &&
-           (load_segment >= block_segments || !load_batch.counted(load.row))) {
-      load.next_row();
-      load_segment = load.first;
-      if (load.row % lanes == 0) fetch_load_batch();
-    }
-    if (load.row >= own_rows) return;
-    S const* const student = static_cast<S const*>(in.job.student.data) +
-                             __shfl_sync(all_lanes, load_student, load.row % lanes);
-    T const* const teacher = static_cast<T const*>(in.job.teacher.data) +
-                             __shfl_sync(all_lanes, load_teacher, load.row % lanes);
-    std::int64_t const first = std::int64_t(load_segment * blocks + block) * segment_columns;
-    std::int64_t const left = in.job.columns - first;
-    int const columns = left < segment_columns ? static_cast<int>(left) : segment_columns;
-    unsigned char* const slot = shared.slot[warp][load_slot.at];
-    Barrier& full = shared.full[warp][load_slot.at];
-    bool const aligned =
-        ((reinterpret_cast<std::uintptr_t>(student) | reinterpret_cast<std::uintptr_t>(teacher)) &
-         15) == 0;
-    int const whole = aligned ? columns / vector_columns * vector_columns : 0;
-    if (whole < segment_columns) {
-      // What cannot be copied in bulk: rows off 16 bytes, and the end of a row, filled with -inf.
-#pragma unroll 1
-      for (int c = whole + lane * vector_columns; c < segment_columns;
-           c += lanes * vector_columns) {
-        int const some = min(max(columns - c, 0), vector_columns);
-        Vector<S> s;
-        Vector<T> t;
-        s.load_some(student + first + c, some);
-        t.load_some(teacher + first + c, some);
-        s.store_shared(slot + c * sizeof(S));
-        t.store_shared(slot + Shape::student_bytes + c * sizeof(T));
-      }
-      fence_bulk_copies();
-      __syncwarp();
-    }
-    if (lane == 0) {
-      full.arrive_expecting(whole * (sizeof(S) + sizeof(T)));
-      if (whole > 0) {
-        bulk_copy(slot, student + first, whole * sizeof(S), full);
-        bulk_copy(slot + Shape::student_bytes, teacher + first, whole * sizeof(T), full);
-      }
-    }
-    load_slot.next();
-    load_segment += warps;
-  };
+  Loader<Shape, S, T> loader(in, place, shared, warp);
 #pragma unroll 1
   for (int s = 0; s < Shape::slots; ++s)
-    load_next();
+    loader.next();
 
   auto const slot_vector = [&](unsigned char const* slot, int i, Vector<S>& s, Vector<T>& t) {
     int const at = (i * lanes + lane) * vector_columns;
@@ -168,7 +104,7 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
     t.load_shared(slot + Shape::student_bytes + at * sizeof(T));
   };
 
-  Cursor ahead(warp, block_segments, warps), behind = ahead;
+  Cursor ahead{0, warp}, behind = ahead;
   Ring<Shape::slots> ahead_slot, behind_slot;
   Ring<rows_in_flight> ahead_ring, behind_ring;
   RowBatch ahead_batch, behind_batch;
@@ -176,11 +112,11 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
 #pragma unroll 1
   for (int step = 0; step < own_rows + in.lag; ++step) {
     if (step < own_rows) {
-      if (ahead.row % lanes == 0)
-        ahead_batch.fetch(in.job, first_row + (ahead.row + lane) * clusters);
+      if (ahead.row % lanes == 0) ahead_batch.fetch(in, place.row(ahead.row + lane));
       if (ahead_batch.counted(ahead.row)) {
+        int k = ahead.segment;
 #pragma unroll 1
-        for (int k = ahead.first; k < block_segments; k += warps) {
+        for (; k < block_segments; k += warps) {
           int const segment = k * blocks + block;
           unsigned char const* const slot = shared.slot[warp][ahead_slot.at];
           shared.full[warp][ahead_slot.at].wait(ahead_slot.parity);
@@ -188,8 +124,8 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
           SegmentRecord const r = segment_statistics<weighting, vectors, Vector<S>, Vector<T>>(
               in.options, in.job.columns - std::int64_t(segment) * segment_columns, get, get);
           if (sends) {
-            int const place = ahead_ring.at * segments + segment;
-            send(target_records + place * static_cast<int>(sizeof(SegmentRecord)),
+            int const at = ahead_ring.at * segments + segment;
+            send(target_records + at * static_cast<int>(sizeof(SegmentRecord)),
                  lane % 2 == 0
                      ? make_uint4(__float_as_uint(r.max_student), __float_as_uint(r.max_teacher),
                                   __float_as_uint(r.sum_student), __float_as_uint(r.sum_teacher))
@@ -199,16 +135,17 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
           }
           ahead_slot.next();
         }
+        ahead.segment = k - block_segments;
         ahead_ring.next();
       }
-      ahead.next_row();
+      ++ahead.row;
     }
     if (step < in.lag) continue;
 
     if (behind.row % lanes == 0) {
-      std::int64_t const lane_row = first_row + (behind.row + lane) * clusters;
-      behind_batch.fetch(in.job, lane_row);
-      if (lane_row < rows && in.gradient.data) behind_gradient = in.gradient.index(lane_row);
+      std::int64_t const lane_row = place.row(behind.row + lane);
+      behind_batch.fetch(in, lane_row);
+      if (lane_row < in.end_row && in.gradient.data) behind_gradient = in.gradient.index(lane_row);
     }
     bool const counted = behind_batch.counted(behind.row);
     RowPointer<S> const to =
@@ -216,10 +153,12 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
                             __shfl_sync(all_lanes, behind_gradient, behind.row % lanes));
     if (counted) {
       shared.constants_full[behind_ring.at].wait(behind_ring.parity);
-      GradientConstants const constants = read_by_lane_0(shared.constants[behind_ring.at]);
+      GradientConstants const constants =
+          read_by_lane_0<kl_words>(shared.constants[behind_ring.at]);
+      int k = behind.segment;
 #pragma unroll 1
-      for (int k = behind.first; k < block_segments; k += warps) {
-        std::int64_t const first = std::int64_t(k * blocks + block) * segment_columns;
+      for (; k < block_segments; k += warps) {
+        std::int64_t const first = place.column(k);
         unsigned char const* const slot = shared.slot[warp][behind_slot.at];
         if (in.gradient.data) {
           if (to.aligned && ordinary<divergence>(constants) &&
@@ -245,24 +184,24 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
           }
         }
         __syncwarp();
-        load_next();
+        loader.next();
         behind_slot.next();
       }
+      behind.segment = k - block_segments;
       __syncwarp();
       if (lane == 0) shared.constants_empty[behind_ring.at].arrive();
       behind_ring.next();
     }
-    if (in.gradient.data) {
+    if (in.width_segments > (counted ? segments : 0)) {
       // Rows of weight 0, and columns beyond the last segment.
       Vector<S> const zero{};
-      int const width_segments = static_cast<int>(segments_of(in.gradient.width));
-      for (int k = (counted ? segments : 0) + block + warp * blocks; k < width_segments;
+      for (int k = (counted ? segments : 0) + block + warp * blocks; k < in.width_segments;
            k += warps * blocks)
 #pragma unroll 1
         for (int i = 0; i < vectors; ++i)
           to.store_one(std::int64_t(k) * segment_columns, 0, in.gradient.width, lane, i, zero);
     }
-    behind.next_row();
+    ++behind.row;
   }
   cluster_sync();
   if (in.joins) wait_previous_launch();
@@ -348,6 +287,7 @@ struct FusedKernels {
                    0,
                    0,
                    rows,
+                   gradient.data ? static_cast<int>(segments_of(gradient.width)) : 0,
                    false};
     int const held = resident.of(cluster);
     if (job.options.divergence == Divergence::jsd) {

@@ -44,42 +44,6 @@ struct JsdShape {
   }
 };
 
-/// \brief Fills a slot with the segment from column `first` on of a row of `width` columns. KL's
-/// kernel has this in line: called there, it cost 0.4 % of the time.
-template <class Shape, class S, class T>
-__device__ __forceinline__ void fill_slot(S const* student, T const* teacher, std::int64_t first,
-                                          std::int64_t width, int lane, unsigned char* slot,
-                                          Barrier& full) {
-  std::int64_t const left = width - first;
-  int const columns = left < segment_columns ? static_cast<int>(left) : segment_columns;
-  bool const aligned =
-      ((reinterpret_cast<std::uintptr_t>(student) | reinterpret_cast<std::uintptr_t>(teacher)) &
-       15) == 0;
-  int const whole = aligned ? columns / vector_columns * vector_columns : 0;
-  if (whole < segment_columns) {
-    // What cannot be copied in bulk: rows off 16 bytes, and the end of a row, filled with -inf.
-#pragma unroll 1
-    for (int c = whole + lane * vector_columns; c < segment_columns; c += lanes * vector_columns) {
-      int const some = min(max(columns - c, 0), vector_columns);
-      Vector<S> s;
-      Vector<T> t;
-      s.load_some(student + first + c, some);
-      t.load_some(teacher + first + c, some);
-      s.store_shared(slot + c * sizeof(S));
-      t.store_shared(slot + Shape::student_bytes + c * sizeof(T));
-    }
-    fence_bulk_copies();
-    __syncwarp();
-  }
-  if (lane == 0) {
-    full.arrive_expecting(whole * (sizeof(S) + sizeof(T)));
-    if (whole > 0) {
-      bulk_copy(slot, student + first, whole * sizeof(S), full);
-      bulk_copy(slot + Shape::student_bytes, teacher + first, whole * sizeof(T), full);
-    }
-  }
-}
-
 /// What lanes remember of 32 rows, with where the student's and another tensor's rows lie.
 struct PlacedRows {
   RowBatch batch;
@@ -108,15 +72,9 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
   JsdSums* const sums = reinterpret_cast<JsdSums*>(records + rows_in_flight * segments);
 
   int const warp = threadIdx.x / lanes, lane = threadIdx.x % lanes;
-  int const blocks = cluster_size(), block = cluster_rank();
-  std::int64_t const clusters = gridDim.x / blocks;
-  std::int64_t const first_row = in.first_row + blockIdx.x / blocks;
-  int const own_rows = static_cast<int>((in.end_row - first_row + clusters - 1) / clusters);
-  int const block_segments = (segments - block + blocks - 1) / blocks;
-  auto const row_of = [&](int own) { return first_row + own * clusters; };
-  auto const first_column = [&](int k) {
-    return std::int64_t(k * blocks + block) * segment_columns;
-  };
+  Place const place(in);
+  int const blocks = place.blocks, block = place.block, own_rows = place.own_rows;
+  int const block_segments = place.block_segments;
 
   if (threadIdx.x == 0) {
 #pragma unroll 1
@@ -145,7 +103,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
 #pragma unroll 1
     for (int q = 0; q <= own_rows; ++q) {
       if (q < own_rows) {
-        if (q % lanes == 0) batch.fetch(in.job, row_of(q + lane));
+        if (q % lanes == 0) batch.fetch(in, place.row(q + lane));
         if (batch.counted(q)) {
           if (lane == 0)
             shared.records_full[ring.at].arrive_expecting(segments * sizeof(SegmentRecord));
@@ -164,12 +122,12 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
           __syncwarp();
           ring.next();
         } else if (block == 0 && lane == 0) {
-          in.value[row_of(q)] = 0;
+          in.value[place.row(q)] = 0;
         }
       }
       if (q == 0) continue;
       int const before = q - 1;
-      if (before % lanes == 0) sums_batch.fetch(in.job, row_of(before + lane));
+      if (before % lanes == 0) sums_batch.fetch(in, place.row(before + lane));
       if (!sums_batch.counted(before)) continue;
       RowStatistics const merged = shared.statistics[sums_ring.at];
       bool const regular = row_state(merged) == RowState::regular;
@@ -184,7 +142,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
         shared.mean[sums_ring.at] = mean_in_bits(total.student);
         shared.mean_full[sums_ring.at].arrive();
         // Nobody waits for the value.
-        if (block == 0) in.value[row_of(before)] = row_value(in.job, merged, total);
+        if (block == 0) in.value[place.row(before)] = row_value(in.job, merged, total);
       }
       __syncwarp();
       sums_ring.next();
@@ -216,16 +174,15 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
   };
 
   // Statistics are of row ahead, the gradient of row behind, and the sums of the row after that.
-  // A warp with more of the sums' segments than others takes fewer of the next step's statistics'.
-  Cursor ahead((warp + block_segments) % warps, block_segments, warps);
-  Cursor behind(warp, block_segments, warps), load = behind;
+  // Where rows in turn count, a warp with more of the sums' segments than others takes fewer of the
+  // next step's statistics'.
+  Cursor ahead{0, (warp + block_segments) % warps}, behind{0, warp};
   Ring<rows_in_flight> ahead_ring, behind_ring;
-  Ring<Shape::slots> slot, load_slot;
-  int load_segment = warp;
-  PlacedRows ahead_rows, load_rows, behind_rows;
+  Ring<Shape::slots> slot;
+  PlacedRows ahead_rows, behind_rows;
   auto const fetch = [&](PlacedRows& rows, int first, auto const& second) {
-    std::int64_t const row = row_of(first + lane);
-    rows.batch.fetch(in.job, row);
+    std::int64_t const row = place.row(first + lane);
+    rows.batch.fetch(in, row);
     if (row >= in.end_row) return;
     rows.student = in.job.student.index(row);
     rows.other = second(row);
@@ -237,36 +194,21 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
     return in.gradient.data ? in.gradient.index(row) : 0;
   };
   fetch(ahead_rows, 0, teacher_index);
-  fetch(load_rows, 0, teacher_index);
   fetch(behind_rows, 0, gradient_index);
-  // Fills the slot that was freed longest ago.
-  auto const load_next = [&] {
-    while (load.row < own_rows &&
-           (load_segment >= block_segments || !load_rows.batch.counted(load.row))) {
-      load.next_row();
-      load_segment = load.first;
-      if (load.row % lanes == 0) fetch(load_rows, load.row, teacher_index);
-    }
-    if (load.row >= own_rows) return;
-    std::int64_t const first = first_column(load_segment);
-    fill_slot<Shape>(student_row(load_rows.student_of(load.row)).at,
-                     teacher_row(load_rows.other_of(load.row)).at, first, in.job.columns, lane,
-                     shared.slot[warp][load_slot.at], shared.full[warp][load_slot.at]);
-    load_slot.next();
-    load_segment += warps;
-  };
+  Loader<Shape, S, T> loader(in, place, shared, warp);
 #pragma unroll 1
   for (int s = 0; s < Shape::slots; ++s)
-    load_next();
+    loader.next();
 #pragma unroll 1
   for (int step = 0; step < own_rows + 2; ++step) {
     if (step < own_rows) {
       if (ahead_rows.batch.counted(ahead.row)) {
         RowPointer<S> const student = student_row(ahead_rows.student_of(ahead.row));
         RowPointer<T> const teacher = teacher_row(ahead_rows.other_of(ahead.row));
+        int k = ahead.segment;
 #pragma unroll 1
-        for (int k = ahead.first; k < block_segments; k += warps) {
-          std::int64_t const first = first_column(k);
+        for (; k < block_segments; k += warps) {
+          std::int64_t const first = place.column(k);
           auto const load_one = [&](int i, VS& s, VT& t) {
             student.load_one(first, in.job.columns, lane, i, s);
             teacher.load_one(first, in.job.columns, lane, i, t);
@@ -302,10 +244,10 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
                  target_barriers + ahead_ring.at * static_cast<int>(sizeof(Barrier)));
           }
         }
+        ahead.segment = k - block_segments;
         ahead_ring.next();
       }
-      ahead.next_row();
-      if (ahead.row % lanes == 0) fetch(ahead_rows, ahead.row, teacher_index);
+      if (++ahead.row % lanes == 0) fetch(ahead_rows, ahead.row, teacher_index);
     }
 
     if (step >= 2) {
@@ -315,11 +257,12 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
       if (counted) {
         RowPointer<S> const student = student_row(behind_rows.student_of(behind.row));
         shared.mean_full[behind_ring.at].wait(behind_ring.parity);
-        GradientConstants constants = read_by_lane_0(shared.constants[behind_ring.at]);
-        constants.mean = read_by_lane_0(shared.mean[behind_ring.at]);
+        GradientConstants constants = read_by_lane_0<all_words>(shared.constants[behind_ring.at]);
+        constants.mean = read_by_lane_0<1>(shared.mean[behind_ring.at]);
+        int k = behind.segment;
 #pragma unroll 1
-        for (int k = behind.first; k < block_segments; k += warps) {
-          std::int64_t const first = first_column(k);
+        for (; k < block_segments; k += warps) {
+          std::int64_t const first = place.column(k);
           unsigned char* const columns = shared.slot[warp][slot.at];
           auto const get = [&](int i, Vector<float>& l) {
             logarithms(columns, i, [&](float4 const& low, float4 const& high) {
@@ -360,33 +303,32 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
           // The slot was written, and a bulk copy fills it next.
           fence_bulk_copies();
           __syncwarp();
-          load_next();
+          loader.next();
           slot.next();
         }
+        behind.segment = k - block_segments;
         __syncwarp();
         if (lane == 0) shared.constants_empty[behind_ring.at].arrive();
         behind_ring.next();
       }
-      if (in.gradient.data) {
+      if (in.width_segments > (counted ? segments : 0)) {
         // Rows of weight 0, and columns beyond the last segment.
         VS const zero{};
-        int const width_segments = static_cast<int>(segments_of(in.gradient.width));
-        for (int k = (counted ? segments : 0) + block + warp * blocks; k < width_segments;
+        for (int k = (counted ? segments : 0) + block + warp * blocks; k < in.width_segments;
              k += warps * blocks)
 #pragma unroll 1
           for (int i = 0; i < vectors; ++i)
             to.store_one(std::int64_t(k) * segment_columns, 0, in.gradient.width, lane, i, zero);
       }
-      behind.next_row();
-      if (behind.row % lanes == 0) fetch(behind_rows, behind.row, gradient_index);
+      if (++behind.row % lanes == 0) fetch(behind_rows, behind.row, gradient_index);
     }
 
     if (step < 1 || behind.row >= own_rows || !behind_rows.batch.counted(behind.row)) continue;
     shared.constants_full[behind_ring.at].wait(behind_ring.parity);
-    GradientConstants const constants = read_by_lane_0(shared.constants[behind_ring.at]);
+    GradientConstants const constants = read_by_lane_0<all_words>(shared.constants[behind_ring.at]);
     Ring<Shape::slots> sums_slot = slot;
 #pragma unroll 1
-    for (int k = behind.first; k < block_segments; k += warps) {
+    for (int k = behind.segment; k < block_segments; k += warps) {
       unsigned char* const columns = shared.slot[warp][sums_slot.at];
       shared.full[warp][sums_slot.at].wait(sums_slot.parity);
       sums_slot.next();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// \brief What the fused kernels share: their shape, and how warps walk over rows.
+/// \brief What the fused kernels share: their shape, how warps walk over rows and load them.
 #pragma once
 
 #include <vpkl/divergence/cuda/cluster.hpp>
@@ -53,23 +53,39 @@ struct FusedJob {
   int segments;
   int lag;
   std::int64_t first_row, end_row;
-  bool joins;  ///< runs beside the launch before it and ends after it
+  int width_segments;  ///< of the gradient's rows; 0 without gradient
+  bool joins;          ///< runs beside the launch before it and ends after it
 };
 
-/// Walks over the segments that a warp owns, row by row; every block numbers its segments
-/// through all rows, and its warps take them in turn.
+/// The block's place in the launch, and its share of the work.
+struct Place {
+  int blocks, block;       ///< of the cluster
+  int block_segments;      ///< of a row
+  int own_rows;            ///< of the cluster
+  std::int64_t first_row;  ///< of them
+  std::int64_t clusters;   ///< and the distance of one to the next
+
+  __device__ __forceinline__ explicit Place(FusedJob const& in)
+      : blocks(cluster_size()),
+        block(cluster_rank()),
+        block_segments((in.segments - block + blocks - 1) / blocks),
+        first_row(in.first_row + blockIdx.x / blocks),
+        clusters(gridDim.x / blocks) {
+    own_rows = static_cast<int>((in.end_row - first_row + clusters - 1) / clusters);
+  }
+  __device__ __forceinline__ std::int64_t row(int own) const { return first_row + own * clusters; }
+  /// \brief First column of the block's segment `k`.
+  __device__ __forceinline__ std::int64_t column(int k) const {
+    return std::int64_t(k * blocks + block) * segment_columns;
+  }
+};
+
+/// Where a warp has come to: every block numbers its segments through all rows that count, and its
+/// warps take them in turn.
 struct Cursor {
   int row = 0;  ///< counted in the cluster's rows
-  int first;    ///< the warp's first segment in this row, counted in the block's
-  int per_row, warps;
-
-  __device__ __forceinline__ Cursor(int warp, int block_segments, int warps_)
-      : first(warp), per_row(block_segments), warps(warps_) {}
-  __device__ __forceinline__ void next_row() {
-    ++row;
-    first = (first - per_row) % warps;
-    if (first < 0) first += warps;
-  }
+  int segment;  ///< the warp's next one, counted from the block's first in this row, maybe beyond
+                ///< it
 };
 
 /// A place in a ring and the parity its barrier has there.
@@ -91,27 +107,123 @@ struct RowBatch {
   float weight = 0;          ///< of row l in lane l
 
   __device__ __forceinline__ bool counted(int row) const { return counts >> (row % lanes) & 1; }
-  __device__ __forceinline__ void fetch(RowJob const& job, std::int64_t row) {
-    weight = row < job.student.index.count ? weight_of(job, row) : 0;
+  __device__ __forceinline__ void fetch(FusedJob const& in, std::int64_t row) {
+    weight = row < in.end_row ? weight_of(in.job, row) : 0;
     counts = __ballot_sync(all_lanes, weight != 0);
   }
 };
 
-/// \brief What lane 0 reads, on all lanes: the lane that tells the writer of the next value that it
-/// may write is then the only reader, which racecheck can follow.
-template <class T>
+/// \brief The first `words` words of what lane 0 reads, on all lanes, and zeros: the lane that
+/// tells the writer of the next value that it may write is then the only reader, which racecheck
+/// can follow.
+template <int words, class T>
 __device__ __forceinline__ T read_by_lane_0(T const& from) {
   static_assert(sizeof(T) % sizeof(std::uint32_t) == 0, "T travels as words");
-  constexpr int words = static_cast<int>(sizeof(T) / sizeof(std::uint32_t));
   struct Words {
-    std::uint32_t word[words];
+    std::uint32_t word[sizeof(T) / sizeof(std::uint32_t)];
   } copy{};
   if (threadIdx.x % lanes == 0) copy = bit_cast<Words>(from);
 #pragma unroll
   for (int i = 0; i < words; ++i)
     copy.word[i] = __shfl_sync(all_lanes, copy.word[i], 0);
+#pragma unroll
+  for (int i = words; i < static_cast<int>(sizeof(T) / sizeof(std::uint32_t)); ++i)
+    copy.word[i] = 0;
   return bit_cast<T>(copy);
 }
+
+/// Brings a warp's segments into its slots, in the order in which it will work on them.
+template <class Shape, class S, class T>
+class Loader {
+ public:
+  __device__ __forceinline__ Loader(FusedJob const& in, Place const& place,
+                                    typename Shape::Shared& shared, int warp)
+      : in_(in), place_(place), shared_(shared), warp_(warp), cursor_{0, warp} {
+    fetch();
+    open_row();
+  }
+
+  /// \brief Fills the slot that was freed longest ago, while there are segments.
+  __device__ __forceinline__ void next() {
+    if (!at_segment()) {
+      do {
+        if (cursor_.row >= place_.own_rows) return;
+        if (batch_.counted(cursor_.row)) cursor_.segment -= place_.block_segments;
+        if (++cursor_.row % lanes == 0) fetch();
+      } while (!at_segment());
+      open_row();
+    }
+    int const lane = threadIdx.x % lanes;
+    int const first = cursor_.segment * place_.blocks * segment_columns;
+    int const columns = static_cast<int>(in_.job.columns) - place_.block * segment_columns - first;
+    S const* const student = student_ + first;
+    T const* const teacher = teacher_ + first;
+    unsigned char* const slot = shared_.slot[warp_][slot_.at];
+    Barrier& full = shared_.full[warp_][slot_.at];
+    int whole = segment_columns;
+    if (!aligned_ || columns < segment_columns) {
+      // What cannot be copied in bulk: rows off 16 bytes, and the end of a row, filled with -inf.
+      whole = aligned_ ? columns / vector_columns * vector_columns : 0;
+#pragma unroll 1
+      for (int c = whole + lane * vector_columns; c < segment_columns;
+           c += lanes * vector_columns) {
+        int const some = min(max(columns - c, 0), vector_columns);
+        Vector<S> s;
+        Vector<T> t;
+        s.load_some(student + c, some);
+        t.load_some(teacher + c, some);
+        s.store_shared(slot + c * sizeof(S));
+        t.store_shared(slot + Shape::student_bytes + c * sizeof(T));
+      }
+      fence_bulk_copies();
+      __syncwarp();
+    }
+    if (lane == 0) {
+      full.arrive_expecting(whole * (sizeof(S) + sizeof(T)));
+      if (whole > 0) {
+        bulk_copy(slot, student, whole * sizeof(S), full);
+        bulk_copy(slot + Shape::student_bytes, teacher, whole * sizeof(T), full);
+      }
+    }
+    slot_.next();
+    cursor_.segment += Shape::warps;
+  }
+
+ private:
+  /// \brief Whether the row counts and has the segment. No row beyond the last one counts.
+  __device__ __forceinline__ bool at_segment() const {
+    return cursor_.segment < place_.block_segments && batch_.counted(cursor_.row);
+  }
+  __device__ __forceinline__ void fetch() {
+    std::int64_t const row = place_.row(cursor_.row + threadIdx.x % lanes);
+    batch_.fetch(in_, row);
+    if (row >= in_.end_row) return;
+    student_index_ = in_.job.student.index(row);
+    teacher_index_ = in_.job.teacher.index(row) + in_.job.teacher_first;
+  }
+  __device__ __forceinline__ void open_row() {
+    int const lane = cursor_.row % lanes, first = place_.block * segment_columns;
+    student_ = static_cast<S const*>(in_.job.student.data) +
+               __shfl_sync(all_lanes, student_index_, lane) + first;
+    teacher_ = static_cast<T const*>(in_.job.teacher.data) +
+               __shfl_sync(all_lanes, teacher_index_, lane) + first;
+    aligned_ =
+        ((reinterpret_cast<std::uintptr_t>(student_) | reinterpret_cast<std::uintptr_t>(teacher_)) &
+         15) == 0;
+  }
+
+  FusedJob const& in_;
+  Place const& place_;
+  typename Shape::Shared& shared_;
+  int const warp_;
+  Cursor cursor_;
+  Ring<Shape::slots> slot_;
+  RowBatch batch_;
+  std::int64_t student_index_ = 0, teacher_index_ = 0;  ///< of row l of the batch in lane l
+  S const* student_;                                    ///< the row's first column in this block
+  T const* teacher_;
+  bool aligned_;  ///< both, to 16 bytes
+};
 
 /// \brief Enqueues a fused kernel on `clusters` clusters of `cluster` blocks.
 /// \param[in] early whether it may start while the launch before it ends, for which it waits before

@@ -11,6 +11,7 @@
 #include <vpkl/divergence/cuda/columns.hpp>
 #include <vpkl/divergence/kernels.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -95,11 +96,14 @@ struct alignas(16) SegmentRecord {
 };
 static_assert(sizeof(SegmentRecord) == 32, "the fused kernel sends a record in two halves");
 
+/// \brief A float's bits as an integer of the same order, and back: positive NaN is the largest.
+__device__ __forceinline__ int ordered(int bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
+
+/// \brief The largest of the lanes' numbers, on all lanes; NaN, which max_or_nan makes positive, if
+/// one of them is.
 __device__ __forceinline__ float warp_largest(float x) {
-#pragma unroll
-  for (int step = lanes / 2; step > 0; step /= 2)
-    x = max_or_nan(x, __shfl_xor_sync(all_lanes, x, step));
-  return x;
+  int const largest = __reduce_max_sync(all_lanes, ordered(__float_as_int(x)));
+  return __int_as_float(ordered(largest));
 }
 
 // Both partners add the same two numbers: every lane ends with the same bits.
@@ -348,11 +352,15 @@ struct GradientConstants {
   float ratio;                     ///< forward KL: pt's factor over ps's
   float mean;                      ///< reverse KL: in units; JSD: in bits
   float rare;  ///< 0 for most rows; others need subnormal probabilities, and this factor at the end
-  // JSD
+  // JSD's alone, not sent in KL's kernel
   float log_sum_student, log_sum_teacher;  ///< to base 2
   float beta, beta_rest;
   float log_ratio;  ///< log2(S_teacher) - log2(S_student)
 };
+
+/// Words of the constants: those before JSD's, and all.
+constexpr int kl_words = offsetof(GradientConstants, log_sum_student) / sizeof(std::uint32_t);
+constexpr int all_words = sizeof(GradientConstants) / sizeof(std::uint32_t);
 
 /// \brief The state of a row, as row_constants gives it.
 __device__ __forceinline__ RowState row_state(RowStatistics const& s) {
