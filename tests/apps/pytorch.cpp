@@ -14,6 +14,7 @@
 
 #include <cmath>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace {
@@ -72,7 +73,9 @@ TEST_P(PyTorch, loss_and_head_gradient) {
   std::int64_t const samples = info.samples, length = info.sequence_length,
                      vocabulary = info.vocabulary_size, rows = samples * length;
   Communicator const tensor = route == Route::dense ? Communicator::self() : comm;
-  auto const [begin, end] = even_range(vocabulary, tensor.size(), tensor.rank());
+  // Not a structured binding: a lambda captures them, which is C++20.
+  std::int64_t begin, end;
+  std::tie(begin, end) = even_range(vocabulary, tensor.size(), tensor.rank());
   std::int64_t const width = end - begin;
   auto const shard = route == Route::dense
                          ? VocabShard::whole(vocabulary)

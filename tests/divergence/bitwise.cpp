@@ -197,7 +197,11 @@ int compare_fused(Exec const& exec, DivergenceOptions options, ElementType type,
     x = rounded(type, static_cast<float>(3 * normal(random)));
   for (std::int64_t r = 0; r < rows; ++r) {
     Kind const kind = static_cast<Kind>(r % kinds);
-    if (kind == skipped) weight[r] = 0;
+    // Of very many rows those in the middle are left out: more than twice what a warp has lanes, in
+    // turn.
+    bool const middle = rows > 4000 && r > rows / 10 && r < rows - rows / 10;
+    if (kind == skipped || middle) weight[r] = 0;
+    if (middle) continue;
     for (std::int64_t c = 0; c < columns; ++c) {
       float s = logits[(r * 7919 + c * 31) % logits.size()];
       float t = kind == equal ? s : logits[(r * 6007 + c * 17) % logits.size()];
@@ -287,6 +291,8 @@ TYPED_TEST(DivergenceBits, fused_and_in_phases) {
 TEST(DivergenceBitsOnChip, many_rows_a_cluster) {
   Kokkos::Cuda const exec;
   bool const clusters = exec.cuda_device_prop().major >= 9;
+  // Where clusters of four leave some over: H100 and H200 of 132.
+  bool const pairs = clusters && exec.cuda_device_prop().multiProcessorCount == 132;
   auto const compare = [&](ElementType type, double beta, std::int64_t rows, std::int64_t columns,
                            std::int64_t padding) {
     int const launched =
@@ -294,10 +300,15 @@ TEST(DivergenceBitsOnChip, many_rows_a_cluster) {
     if (clusters) {
       EXPECT_EQ(launched, 1) << rows << " " << columns;
     }
-    compare_fused(exec, {Divergence::forward_kl, 0.5, 1.3}, type, rows, columns, 0, false, padding);
+    return compare_fused(exec, {Divergence::forward_kl, 0.5, 1.3}, type, rows, columns, 0, false,
+                         padding);
   };
   compare(ElementType::bf16, 0.5, 2200, 30728, 0);
-  compare(ElementType::bf16, 0.5, 200, 75968, 1100);
+  compare(ElementType::bf16, 0.5, 6600, 30728, 0);
+  int const launched = compare(ElementType::bf16, 0.5, 300, 75968, 1100);
+  if (pairs) {
+    EXPECT_EQ(launched, 2);
+  }
   compare(ElementType::bf16, 0.3, 70, 151936, 0);
   compare(ElementType::bf16, 0.5, 70, 151936, 8);
   compare(ElementType::fp16, 0.5, 40, 200000, 0);
