@@ -44,19 +44,6 @@ struct JsdShape {
   }
 };
 
-/// What lanes remember of 32 rows, with where the student's and another tensor's rows lie.
-struct PlacedRows {
-  RowBatch batch;
-  std::int64_t student = 0, other = 0;  ///< of row l in lane l
-
-  __device__ __forceinline__ std::int64_t student_of(int row) const {
-    return __shfl_sync(all_lanes, student, row % lanes);
-  }
-  __device__ __forceinline__ std::int64_t other_of(int row) const {
-    return __shfl_sync(all_lanes, other, row % lanes);
-  }
-};
-
 template <class S, class T>
 __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
     fused_jsd_kernel(__grid_constant__ FusedJob const in) {
@@ -180,21 +167,14 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
   Ring<rows_in_flight> ahead_ring, behind_ring;
   Ring<Shape::slots> slot;
   PlacedRows ahead_rows, behind_rows;
-  auto const fetch = [&](PlacedRows& rows, int first, auto const& second) {
-    std::int64_t const row = place.row(first + lane);
-    rows.batch.fetch(in, row);
-    if (row >= in.end_row) return;
-    rows.student = in.job.student.index(row);
-    rows.other = second(row);
-  };
   auto const teacher_index = [&](std::int64_t row) {
     return in.job.teacher.index(row) + in.job.teacher_first;
   };
   auto const gradient_index = [&](std::int64_t row) {
     return in.gradient.data ? in.gradient.index(row) : 0;
   };
-  fetch(ahead_rows, 0, teacher_index);
-  fetch(behind_rows, 0, gradient_index);
+  ahead_rows.fetch(in, place.row(lane), teacher_index);
+  behind_rows.fetch(in, place.row(lane), gradient_index);
   Loader<Shape, S, T> loader(in, place, shared, warp);
 #pragma unroll 1
   for (int s = 0; s < Shape::slots; ++s)
@@ -247,7 +227,8 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
         ahead.segment = k - block_segments;
         ahead_ring.next();
       }
-      if (++ahead.row % lanes == 0) fetch(ahead_rows, ahead.row, teacher_index);
+      if (++ahead.row % lanes == 0)
+        ahead_rows.fetch(in, place.row(ahead.row + lane), teacher_index);
     }
 
     if (step >= 2) {
@@ -320,7 +301,8 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
           for (int i = 0; i < vectors; ++i)
             to.store_one(std::int64_t(k) * segment_columns, 0, in.gradient.width, lane, i, zero);
       }
-      if (++behind.row % lanes == 0) fetch(behind_rows, behind.row, gradient_index);
+      if (++behind.row % lanes == 0)
+        behind_rows.fetch(in, place.row(behind.row + lane), gradient_index);
     }
 
     if (step < 1 || behind.row >= own_rows || !behind_rows.batch.counted(behind.row)) continue;

@@ -113,6 +113,29 @@ struct RowBatch {
   }
 };
 
+/// The same, with where the student's and another tensor's rows lie.
+struct PlacedRows {
+  RowBatch batch;
+  std::int64_t student = 0, other = 0;  ///< of row l in lane l
+
+  /// \param[in] row of this lane
+  /// \param[in] other_index `other_index(row)` gives the other tensor's element
+  template <class Index>
+  __device__ __forceinline__ void fetch(FusedJob const& in, std::int64_t row,
+                                        Index const& other_index) {
+    batch.fetch(in, row);
+    if (row >= in.end_row) return;
+    student = in.job.student.index(row);
+    other = other_index(row);
+  }
+  __device__ __forceinline__ std::int64_t student_of(int row) const {
+    return __shfl_sync(all_lanes, student, row % lanes);
+  }
+  __device__ __forceinline__ std::int64_t other_of(int row) const {
+    return __shfl_sync(all_lanes, other, row % lanes);
+  }
+};
+
 /// \brief The first `words` words of what lane 0 reads, on all lanes, and zeros: the lane that
 /// tells the writer of the next value that it may write is then the only reader, which racecheck
 /// can follow.
@@ -148,7 +171,7 @@ class Loader {
     if (!at_segment()) {
       do {
         if (cursor_.row >= place_.own_rows) return;
-        if (batch_.counted(cursor_.row)) cursor_.segment -= place_.block_segments;
+        if (rows_.batch.counted(cursor_.row)) cursor_.segment -= place_.block_segments;
         if (++cursor_.row % lanes == 0) fetch();
       } while (!at_segment());
       open_row();
@@ -192,21 +215,17 @@ class Loader {
  private:
   /// \brief Whether the row counts and has the segment. No row beyond the last one counts.
   __device__ __forceinline__ bool at_segment() const {
-    return cursor_.segment < place_.block_segments && batch_.counted(cursor_.row);
+    return cursor_.segment < place_.block_segments && rows_.batch.counted(cursor_.row);
   }
   __device__ __forceinline__ void fetch() {
-    std::int64_t const row = place_.row(cursor_.row + threadIdx.x % lanes);
-    batch_.fetch(in_, row);
-    if (row >= in_.end_row) return;
-    student_index_ = in_.job.student.index(row);
-    teacher_index_ = in_.job.teacher.index(row) + in_.job.teacher_first;
+    rows_.fetch(in_, place_.row(cursor_.row + threadIdx.x % lanes), [this](std::int64_t row) {
+      return in_.job.teacher.index(row) + in_.job.teacher_first;
+    });
   }
   __device__ __forceinline__ void open_row() {
-    int const lane = cursor_.row % lanes, first = place_.block * segment_columns;
-    student_ = static_cast<S const*>(in_.job.student.data) +
-               __shfl_sync(all_lanes, student_index_, lane) + first;
-    teacher_ = static_cast<T const*>(in_.job.teacher.data) +
-               __shfl_sync(all_lanes, teacher_index_, lane) + first;
+    int const first = place_.block * segment_columns;
+    student_ = static_cast<S const*>(in_.job.student.data) + rows_.student_of(cursor_.row) + first;
+    teacher_ = static_cast<T const*>(in_.job.teacher.data) + rows_.other_of(cursor_.row) + first;
     aligned_ =
         ((reinterpret_cast<std::uintptr_t>(student_) | reinterpret_cast<std::uintptr_t>(teacher_)) &
          15) == 0;
@@ -218,9 +237,8 @@ class Loader {
   int const warp_;
   Cursor cursor_;
   Ring<Shape::slots> slot_;
-  RowBatch batch_;
-  std::int64_t student_index_ = 0, teacher_index_ = 0;  ///< of row l of the batch in lane l
-  S const* student_;                                    ///< the row's first column in this block
+  PlacedRows rows_;
+  S const* student_;  ///< the row's first column in this block
   T const* teacher_;
   bool aligned_;  ///< both, to 16 bytes
 };
