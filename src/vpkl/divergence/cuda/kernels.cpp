@@ -39,9 +39,10 @@ void check_columns(char const* what, std::int64_t columns) {
         fmt::format("{}: {} columns, expected at most {} on CUDA", what, columns, most));
 }
 
-/// Blocks that keep a multiprocessor busy, times the waves that even out the last one. JSD's sums
-/// are bound by arithmetic, of which smaller blocks waste more.
-constexpr int reading_blocks = 3 * 8, computing_blocks = 3 * 4;
+/// Blocks for each multiprocessor that rows are split for. Parts of statistics and of JSD's sums
+/// are merged by a kernel of their own, so these keep whole rows as soon as blocks fill the device;
+/// gradients are split further, for an even end.
+constexpr int merged_blocks = 6, gradient_blocks = 24;
 /// Segments that a block should have at least.
 constexpr std::int64_t block_segments = 8;
 
@@ -75,12 +76,15 @@ DivergenceKernels<Kokkos::Cuda>::DivergenceKernels(Kokkos::Cuda const& exec, std
     kernels->load(clusters);
   resident_ = std::make_shared<cuda::ResidentClusters>(clusters ? cuda::ResidentClusters::query()
                                                                 : cuda::ResidentClusters{});
-  std::int64_t const split_rows =
-      std::min<std::int64_t>(max_rows, std::int64_t(multiprocessors_) * reading_blocks);
-  std::size_t const record = std::max(sizeof(cuda::SegmentRecord), sizeof(JsdSums));
+  auto const split_bytes = [&](int blocks, std::size_t record) {
+    std::int64_t const rows =
+        std::min<std::int64_t>(max_rows, std::int64_t(multiprocessors_) * blocks);
+    return static_cast<std::size_t>(rows * cuda::segments_of(max_columns)) * record;
+  };
   partials_ = allocate_bytes(
       exec, "vpkl::DivergencePlan::partials",
-      static_cast<std::size_t>(split_rows * cuda::segments_of(max_columns)) * record);
+      std::max(split_bytes(merged_blocks, std::max(sizeof(cuda::SegmentRecord), sizeof(JsdSums))),
+               split_bytes(gradient_blocks, sizeof(double))));
 }
 
 int DivergenceKernels<Kokkos::Cuda>::parts(RowJob const& job, std::int64_t columns,
@@ -98,7 +102,7 @@ int DivergenceKernels<Kokkos::Cuda>::statistics(Kokkos::Cuda const& exec, RowJob
   Labelled const label(exec, "vpkl::DivergencePlan::statistics");
   auto const& kernels =
       job.known.records ? cuda::typed_kernels(job.student.type, job.student.type) : kernels_of(job);
-  int const split = parts(job, job.columns, reading_blocks);
+  int const split = parts(job, job.columns, merged_blocks);
   kernels.statistics(exec.cuda_stream(), job, split, partials_.data(), out);
   return split > 1 ? 2 : 1;
 }
@@ -116,7 +120,7 @@ int DivergenceKernels<Kokkos::Cuda>::jsd_sums(Kokkos::Cuda const& exec, RowJob c
                                               RowStatistics const* merged, JsdSums* out) const {
   if (job.rows() == 0) return 0;
   Labelled const label(exec, "vpkl::DivergencePlan::jsd_sums");
-  int const split = parts(job, job.columns, computing_blocks);
+  int const split = parts(job, job.columns, merged_blocks);
   kernels_of(job).jsd_sums(exec.cuda_stream(), job, split, partials_.data(), merged, out);
   return split > 1 ? 2 : 1;
 }
@@ -127,7 +131,7 @@ int DivergenceKernels<Kokkos::Cuda>::finish(Kokkos::Cuda const& exec, RowJob con
                                             Rows gradient) const {
   if (job.rows() == 0) return 0;
   Labelled const label(exec, "vpkl::DivergencePlan::gradient");
-  kernels_of(job).finish(exec.cuda_stream(), job, parts(job, gradient.width, reading_blocks),
+  kernels_of(job).finish(exec.cuda_stream(), job, parts(job, gradient.width, gradient_blocks),
                          merged, sums, ranks, stride, value, gradient);
   return 1;
 }
@@ -137,7 +141,7 @@ int DivergenceKernels<Kokkos::Cuda>::finish_known(Kokkos::Cuda const& exec, RowJ
                                                   double* share, Rows gradient) const {
   if (job.rows() == 0) return 0;
   Labelled const label(exec, "vpkl::DivergencePlan::gradient");
-  int const split = parts(job, std::max(job.columns, gradient.width), reading_blocks);
+  int const split = parts(job, std::max(job.columns, gradient.width), gradient_blocks);
   kernels_of(job).finish_known(exec.cuda_stream(), job, split, partials_.data(), merged, first,
                                share, gradient);
   return split > 1 ? 2 : 1;

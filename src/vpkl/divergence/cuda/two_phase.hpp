@@ -12,6 +12,13 @@ namespace vpkl::impl::cuda {
 constexpr int block_threads = 256;
 constexpr int block_warps = block_threads / lanes;
 
+/// \brief Blocks that a multiprocessor shall hold at once, which limits their registers: `two_byte`
+/// of them for elements of two bytes.
+template <class S>
+constexpr int resident_blocks(int two_byte) {
+  return sizeof(Vector<S>) == 16 ? two_byte : 2;
+}
+
 __device__ __forceinline__ float weight_of(RowJob const& job, std::int64_t row) {
   return job.weight ? job.weight[row] : 1.0f;
 }
@@ -47,7 +54,8 @@ __device__ __forceinline__ float row_value(RowJob const& job, RowStatistics cons
 /// (parts 1) are merged in the block, others leave their records for fold_statistics.
 /// \tparam T Absent in jobs of one model
 template <Weighting weighting, class S, class T>
-__global__ void __launch_bounds__(block_threads, sizeof(Vector<S>) == 16 ? 3 : 2)
+__global__ void __launch_bounds__(block_threads,
+                                  resident_blocks<S>(weighting == Weighting::none ? 4 : 3))
     statistics_kernel(RowJob const job, SegmentOptions const options, std::int64_t segments,
                       std::int64_t first_row, SegmentRecord* partial, RowStatistics* out) {
   extern __shared__ SegmentRecord shared_records[];
@@ -98,7 +106,7 @@ __global__ void __launch_bounds__(block_threads, sizeof(Vector<S>) == 16 ? 3 : 2
 }
 
 template <class S, class T>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(block_threads, resident_blocks<S>(4))
     jsd_sums_kernel(RowJob const job, SegmentOptions const options, std::int64_t segments,
                     std::int64_t first_row, RowStatistics const* merged, JsdSums* partial,
                     JsdSums* out) {
@@ -149,7 +157,7 @@ __global__ void __launch_bounds__(block_threads)
 
 /// Grid (parts, rows). Writes the value and the block's part of the gradient.
 template <Divergence divergence, class S, class T>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(block_threads, resident_blocks<S>(4))
     finish_kernel(RowJob const job, SegmentOptions const options, std::int64_t first_row,
                   RowStatistics const* merged, JsdSums const* sums, int ranks, std::int64_t stride,
                   float* value, Rows const gradient) {
@@ -206,7 +214,7 @@ __global__ void __launch_bounds__(block_threads)
 /// Grid (parts, rows). Forward KL's gradient, and the row's share of the value; of split rows the
 /// segments' sums, for fold_shares.
 template <class S, class T>
-__global__ void __launch_bounds__(block_threads, sizeof(Vector<S>) == 16 ? 3 : 2)
+__global__ void __launch_bounds__(block_threads, resident_blocks<S>(3))
     finish_known_kernel(RowJob const job, SegmentOptions const options, std::int64_t segments,
                         std::int64_t first_row, RowStatistics const* merged, bool first_rank,
                         double* partial, double* share, Rows const gradient) {
