@@ -46,6 +46,10 @@ struct RowJob {
     return job;
   }
   std::int64_t rows() const { return student.index.count; }
+  /// \brief Element of a teacher's row that pairs with the student's column 0.
+  KOKKOS_INLINE_FUNCTION std::int64_t teacher_element(std::int64_t row) const {
+    return teacher.index(row) + teacher_first;
+  }
   /// \brief Whether statistics are made of the student's rows without a teacher's.
   KOKKOS_INLINE_FUNCTION bool one_model() const {
     return teacher_alone || known.records != nullptr;

@@ -87,12 +87,7 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
     return;
   }
 
-  // Where this lane sends its half of a record: lanes 2 b and 2 b + 1 serve block b.
-  bool const sends = lane < 2 * blocks;
-  int const target = sends ? lane / 2 : 0;
-  SharedAddress const target_records = in_block(shared_address(records), target) + lane % 2 * 16;
-  SharedAddress const target_barriers = in_block(shared_address(shared.records_full), target);
-
+  RecordSender const sender(records, shared.records_full, blocks);
   Loader<Shape, S, T> loader(in, place, shared, warp);
 #pragma unroll 1
   for (int s = 0; s < Shape::slots; ++s)
@@ -123,16 +118,7 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
           auto const get = [&](int i, Vector<S>& s, Vector<T>& t) { slot_vector(slot, i, s, t); };
           SegmentRecord const r = segment_statistics<weighting, vectors, Vector<S>, Vector<T>>(
               in.options, in.job.columns - std::int64_t(segment) * segment_columns, get, get);
-          if (sends) {
-            int const at = ahead_ring.at * segments + segment;
-            send(target_records + at * static_cast<int>(sizeof(SegmentRecord)),
-                 lane % 2 == 0
-                     ? make_uint4(__float_as_uint(r.max_student), __float_as_uint(r.max_teacher),
-                                  __float_as_uint(r.sum_student), __float_as_uint(r.sum_teacher))
-                     : make_uint4(__float_as_uint(r.weighted), r.flags,
-                                  __float_as_uint(r.rest_student), __float_as_uint(r.rest_teacher)),
-                 target_barriers + ahead_ring.at * static_cast<int>(sizeof(Barrier)));
-          }
+          sender.send(r, ahead_ring.at, ahead_ring.at * segments + segment);
           ahead_slot.next();
         }
         ahead.segment = k - block_segments;
@@ -192,15 +178,7 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
       if (lane == 0) shared.constants_empty[behind_ring.at].arrive();
       behind_ring.next();
     }
-    if (in.width_segments > (counted ? segments : 0)) {
-      // Rows of weight 0, and columns beyond the last segment.
-      Vector<S> const zero{};
-      for (int k = (counted ? segments : 0) + block + warp * blocks; k < in.width_segments;
-           k += warps * blocks)
-#pragma unroll 1
-        for (int i = 0; i < vectors; ++i)
-          to.store_one(std::int64_t(k) * segment_columns, 0, in.gradient.width, lane, i, zero);
-    }
+    store_zeros<warps>(in, place, to, counted ? segments : 0, warp);
     ++behind.row;
   }
   cluster_sync();

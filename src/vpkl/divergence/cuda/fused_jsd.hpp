@@ -138,11 +138,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
     return;
   }
 
-  // Where this lane sends its half of a record: lanes 2 b and 2 b + 1 serve block b.
-  bool const sends = lane < 2 * blocks;
-  int const target = sends ? lane / 2 : 0;
-  SharedAddress const target_records = in_block(shared_address(records), target) + lane % 2 * 16;
-  SharedAddress const target_barriers = in_block(shared_address(shared.records_full), target);
+  RecordSender const sender(records, shared.records_full, blocks);
 
   // The sums' logarithms take the place of the columns: each lane puts them where it alone reads.
   auto const logarithms = [&](unsigned char* slot, int i, auto const& access) {
@@ -167,9 +163,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
   Ring<rows_in_flight> ahead_ring, behind_ring;
   Ring<Shape::slots> slot;
   PlacedRows ahead_rows, behind_rows;
-  auto const teacher_index = [&](std::int64_t row) {
-    return in.job.teacher.index(row) + in.job.teacher_first;
-  };
+  auto const teacher_index = [&](std::int64_t row) { return in.job.teacher_element(row); };
   auto const gradient_index = [&](std::int64_t row) {
     return in.gradient.data ? in.gradient.index(row) : 0;
   };
@@ -213,16 +207,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
             r = segment_statistics<Weighting::none, 1, VS, VT>(in.options, in.job.columns - first,
                                                                load_one, load_one);
           }
-          if (sends) {
-            int const at = ahead_ring.at * segments + k * blocks + block;
-            send(target_records + at * static_cast<int>(sizeof(SegmentRecord)),
-                 lane % 2 == 0
-                     ? make_uint4(__float_as_uint(r.max_student), __float_as_uint(r.max_teacher),
-                                  __float_as_uint(r.sum_student), __float_as_uint(r.sum_teacher))
-                     : make_uint4(__float_as_uint(r.weighted), r.flags,
-                                  __float_as_uint(r.rest_student), __float_as_uint(r.rest_teacher)),
-                 target_barriers + ahead_ring.at * static_cast<int>(sizeof(Barrier)));
-          }
+          sender.send(r, ahead_ring.at, ahead_ring.at * segments + k * blocks + block);
         }
         ahead.segment = k - block_segments;
         ahead_ring.next();
@@ -292,15 +277,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
         if (lane == 0) shared.constants_empty[behind_ring.at].arrive();
         behind_ring.next();
       }
-      if (in.width_segments > (counted ? segments : 0)) {
-        // Rows of weight 0, and columns beyond the last segment.
-        VS const zero{};
-        for (int k = (counted ? segments : 0) + block + warp * blocks; k < in.width_segments;
-             k += warps * blocks)
-#pragma unroll 1
-          for (int i = 0; i < vectors; ++i)
-            to.store_one(std::int64_t(k) * segment_columns, 0, in.gradient.width, lane, i, zero);
-      }
+      store_zeros<warps>(in, place, to, counted ? segments : 0, warp);
       if (++behind.row % lanes == 0)
         behind_rows.fetch(in, place.row(behind.row + lane), gradient_index);
     }

@@ -155,6 +155,48 @@ __device__ __forceinline__ T read_by_lane_0(T const& from) {
   return bit_cast<T>(copy);
 }
 
+/// Sends a warp's records to every block of its cluster: lanes 2 b and 2 b + 1 serve block b with a
+/// half each.
+class RecordSender {
+ public:
+  __device__ __forceinline__ RecordSender(SegmentRecord* records, Barrier const* full, int blocks)
+      : sends_(static_cast<int>(threadIdx.x % lanes) < 2 * blocks) {
+    int const lane = threadIdx.x % lanes, target = sends_ ? lane / 2 : 0;
+    records_ = in_block(shared_address(records), target) + lane % 2 * 16;
+    full_ = in_block(shared_address(full), target);
+  }
+  /// \param[in] ring the row's place among those in flight
+  /// \param[in] at the record's place among those of all of these rows
+  __device__ __forceinline__ void send(SegmentRecord const& r, int ring, int at) const {
+    if (!sends_) return;
+    cuda::send(records_ + at * static_cast<int>(sizeof(SegmentRecord)),
+               threadIdx.x % 2 == 0
+                   ? make_uint4(__float_as_uint(r.max_student), __float_as_uint(r.max_teacher),
+                                __float_as_uint(r.sum_student), __float_as_uint(r.sum_teacher))
+                   : make_uint4(__float_as_uint(r.weighted), r.flags,
+                                __float_as_uint(r.rest_student), __float_as_uint(r.rest_teacher)),
+               full_ + ring * static_cast<int>(sizeof(Barrier)));
+  }
+
+ private:
+  bool const sends_;
+  SharedAddress records_, full_;
+};
+
+/// \brief Zeros in a gradient's row from segment `from` on: all of a row of weight 0, and columns
+/// beyond the last segment.
+template <int warps, class S>
+__device__ __forceinline__ void store_zeros(FusedJob const& in, Place const& place,
+                                            RowPointer<S> const& to, int from, int warp) {
+  Vector<S> const zero{};
+  for (int k = from + place.block + warp * place.blocks; k < in.width_segments;
+       k += warps * place.blocks)
+#pragma unroll 1
+    for (int i = 0; i < vectors; ++i)
+      to.store_one(std::int64_t(k) * segment_columns, 0, in.gradient.width, threadIdx.x % lanes, i,
+                   zero);
+}
+
 /// Brings a warp's segments into its slots, in the order in which it will work on them.
 template <class Shape, class S, class T>
 class Loader {
@@ -218,9 +260,8 @@ class Loader {
     return cursor_.segment < place_.block_segments && rows_.batch.counted(cursor_.row);
   }
   __device__ __forceinline__ void fetch() {
-    rows_.fetch(in_, place_.row(cursor_.row + threadIdx.x % lanes), [this](std::int64_t row) {
-      return in_.job.teacher.index(row) + in_.job.teacher_first;
-    });
+    rows_.fetch(in_, place_.row(cursor_.row + threadIdx.x % lanes),
+                [this](std::int64_t row) { return in_.job.teacher_element(row); });
   }
   __device__ __forceinline__ void open_row() {
     int const first = place_.block * segment_columns;

@@ -32,7 +32,7 @@ __device__ __forceinline__ RowPointer<S> student_row(RowJob const& job, std::int
 template <class T>
 __device__ __forceinline__ RowPointer<T> teacher_row(RowJob const& job, std::int64_t row) {
   return RowPointer<T>::make(const_cast<void*>(job.teacher.data), job.teacher.type,
-                             job.teacher.index(row) + job.teacher_first);
+                             job.teacher_element(row));
 }
 
 __device__ __forceinline__ RowStatistics empty_statistics() {
