@@ -39,10 +39,12 @@ void check_columns(char const* what, std::int64_t columns) {
         fmt::format("{}: {} columns, expected at most {} on CUDA", what, columns, most));
 }
 
-/// Blocks for each multiprocessor that rows are split for. Parts of statistics and of JSD's sums
-/// are merged by a kernel of their own, so these keep whole rows as soon as blocks fill the device;
-/// gradients are split further, for an even end.
-constexpr int merged_blocks = 6, gradient_blocks = 24;
+/// Blocks for each multiprocessor that rows are split for, as measured. Parts of statistics and of
+/// JSD's sums are merged by a kernel of their own, so these keep whole rows as soon as blocks fill
+/// the device. Gradients are split further, for an even end: JSD's, bound by arithmetic of which
+/// smaller blocks waste more, the least.
+constexpr int merged_blocks = 6, kl_gradient_blocks = 36, known_gradient_blocks = 24,
+              jsd_gradient_blocks = 12;
 /// Segments that a block should have at least.
 constexpr std::int64_t block_segments = 8;
 
@@ -84,7 +86,7 @@ DivergenceKernels<Kokkos::Cuda>::DivergenceKernels(Kokkos::Cuda const& exec, std
   partials_ = allocate_bytes(
       exec, "vpkl::DivergencePlan::partials",
       std::max(split_bytes(merged_blocks, std::max(sizeof(cuda::SegmentRecord), sizeof(JsdSums))),
-               split_bytes(gradient_blocks, sizeof(double))));
+               split_bytes(known_gradient_blocks, sizeof(double))));
 }
 
 int DivergenceKernels<Kokkos::Cuda>::parts(RowJob const& job, std::int64_t columns,
@@ -131,8 +133,10 @@ int DivergenceKernels<Kokkos::Cuda>::finish(Kokkos::Cuda const& exec, RowJob con
                                             Rows gradient) const {
   if (job.rows() == 0) return 0;
   Labelled const label(exec, "vpkl::DivergencePlan::gradient");
-  kernels_of(job).finish(exec.cuda_stream(), job, parts(job, gradient.width, gradient_blocks),
-                         merged, sums, ranks, stride, value, gradient);
+  int const blocks =
+      job.options.divergence == Divergence::jsd ? jsd_gradient_blocks : kl_gradient_blocks;
+  kernels_of(job).finish(exec.cuda_stream(), job, parts(job, gradient.width, blocks), merged, sums,
+                         ranks, stride, value, gradient);
   return 1;
 }
 
@@ -141,7 +145,7 @@ int DivergenceKernels<Kokkos::Cuda>::finish_known(Kokkos::Cuda const& exec, RowJ
                                                   double* share, Rows gradient) const {
   if (job.rows() == 0) return 0;
   Labelled const label(exec, "vpkl::DivergencePlan::gradient");
-  int const split = parts(job, std::max(job.columns, gradient.width), gradient_blocks);
+  int const split = parts(job, std::max(job.columns, gradient.width), known_gradient_blocks);
   kernels_of(job).finish_known(exec.cuda_stream(), job, split, partials_.data(), merged, first,
                                share, gradient);
   return split > 1 ? 2 : 1;
