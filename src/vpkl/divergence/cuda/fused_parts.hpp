@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// \brief What the fused kernels share: their shape, how warps walk over rows and load them.
+/// \brief What the fused kernels share: their shape, how warps walk over rows, load them, send
+/// records and write zeros.
 #pragma once
 
 #include <vpkl/divergence/cuda/cluster.hpp>

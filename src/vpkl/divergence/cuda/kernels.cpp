@@ -39,10 +39,10 @@ void check_columns(char const* what, std::int64_t columns) {
         fmt::format("{}: {} columns, expected at most {} on CUDA", what, columns, most));
 }
 
-/// Blocks for each multiprocessor that rows are split for, as measured. Parts of statistics and of
-/// JSD's sums are merged by a kernel of their own, so these keep whole rows as soon as blocks fill
-/// the device. Gradients are split further, for an even end: JSD's, bound by arithmetic of which
-/// smaller blocks waste more, the least.
+/// Blocks for each multiprocessor that rows are split for, as measured. The parts of statistics, of
+/// JSD's sums and of known teachers' shares are merged by a kernel of their own: the first two keep
+/// whole rows as soon as these make one to two waves of blocks. Gradients are split further, for an
+/// even end: JSD's, bound by arithmetic of which smaller blocks waste more, the least.
 constexpr int merged_blocks = 6, kl_gradient_blocks = 36, known_gradient_blocks = 24,
               jsd_gradient_blocks = 12;
 /// Segments that a block should have at least.

@@ -13,7 +13,7 @@ constexpr int block_threads = 256;
 constexpr int block_warps = block_threads / lanes;
 
 /// \brief Blocks that a multiprocessor shall hold at once, which limits their registers: `two_byte`
-/// of them for elements of two bytes.
+/// where the student's elements are of two bytes, else 2.
 template <class S>
 constexpr int resident_blocks(int two_byte) {
   return sizeof(Vector<S>) == 16 ? two_byte : 2;
