@@ -4,7 +4,8 @@
 
 Same shapes and, where an operator is the same, the same names as bench_divergence_cuda; writes
 Google Benchmark's JSON, so that bench/compare can put both into one table. Needs torch with CUDA;
-Triton and liger-kernel are used where they can be imported, and named in the context where not.
+Triton, liger-kernel and Fast-LLM (0.4, Python 3.12) are used where they can be imported, and named
+in the context where not.
 
     bench_peers.py --out peers.json [--quick]
 """
@@ -27,6 +28,12 @@ try:
     from liger_kernel.transformers import LigerJSD, LigerKLDIVLoss
 except ImportError:
     liger_kernel = None
+try:
+    import fast_llm
+    from fast_llm.functional.config import EntropyLossType, TargetFormat
+    from fast_llm.functional.triton.entropy_loss import triton_entropy_loss_forward_backward
+except ImportError:
+    fast_llm = None
 
 SHAPES = [(rows, columns) for columns in (75968, 151936) for rows in (64, 1024, 4096)]
 
@@ -62,6 +69,25 @@ def liger(divergence):
         loss = LigerJSD(beta=0.5)
         return lambda s, t: loss(F.log_softmax(s, -1), F.log_softmax(t, -1)) * s.shape[0]
     return None
+
+
+def fast_llm_kernel(divergence):
+    """Fast-LLM's kernel is for the mean over rows."""
+    kind = getattr(EntropyLossType, divergence)
+
+    def run(student, teacher):
+        *_, gradient = triton_entropy_loss_forward_backward(
+            student,
+            teacher,
+            None,
+            grad_output=float(student.shape[0]),
+            logits_scale_factor=1.0,
+            target_format=TargetFormat.logits,
+            entropy_loss_type=kind,
+        )
+        return gradient
+
+    return run
 
 
 if triton:
@@ -141,6 +167,8 @@ def candidates(divergence):
         yield "triton_two_kernels", two_kernels
     if liger_kernel and liger(divergence):
         yield "liger", with_gradient(liger(divergence))
+    if fast_llm and divergence != "jsd":
+        yield "fast_llm", fast_llm_kernel(divergence)
 
 
 def main():
@@ -157,6 +185,7 @@ def main():
         "liger_kernel": getattr(liger_kernel, "__version__", "importable")
         if liger_kernel
         else "not importable",
+        "fast_llm": fast_llm.__version__ if fast_llm else "not importable",
     }
     benchmarks = []
     for rows, columns in [(1024, 75968)] if arguments.quick else SHAPES:
