@@ -288,6 +288,79 @@ TYPED_TEST(DivergenceBits, fused_and_in_phases) {
   }
 }
 
+// Calls that follow each other without a fence, on one rank: each reads the gradient of the one
+// before as logits and its values as weights. What was in those places before differs.
+template <class Exec>
+void compare_chains(Exec const& exec, ElementType type, ElementType teacher_type, std::int64_t rows,
+                    std::int64_t columns, bool weighted) {
+  constexpr int calls = 7;
+  Random random(static_cast<std::uint64_t>(rows + columns));
+  std::vector<float> logits(8191);
+  for (float& x : logits)
+    x = static_cast<float>(3 * normal(random));
+  auto const fill = [&](Tensor<Exec>& tensor, std::int64_t seed) {
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t c = 0; c < columns; ++c)
+        tensor.set(r, c, logits[(seed * 523 + r * 7919 + c * 31) % logits.size()]);
+    tensor.to_device();
+  };
+  typename Tensor<Exec>::Shape const shape{rows, columns, 0, 0};
+  Tensor<Exec> teacher(teacher_type, shape);
+  fill(teacher, 100);
+  std::vector<DivergencePlan<Exec>> plans;
+  for (Divergence divergence : divergences) {
+    typename DivergencePlan<Exec>::Options options;
+    options.divergence.divergence = divergence;
+    options.route = Route::dense;
+    options.student_type = type;
+    options.teacher_type = teacher_type;
+    options.max_rows = rows;
+    plans.emplace_back(exec, Communicator::self(), VocabShard::whole(columns, columns, columns),
+                       options);
+  }
+  std::vector<Tensor<Exec>> chained, fenced;
+  std::vector<DeviceArray<Exec, float>> chained_values, fenced_values;
+  auto const chain = [&](std::vector<Tensor<Exec>>& tensors,
+                         std::vector<DeviceArray<Exec, float>>& values, bool with_fences) {
+    for (int i = 0; i <= calls; ++i) {
+      fill(tensors.emplace_back(type, shape), i);
+      values.push_back(to_device<Exec>(std::vector<float>(static_cast<std::size_t>(rows), 7.0f)));
+    }
+    for (int i = 0; i < calls; ++i) {
+      plans[i % plans.size()].execute(exec, tensors[i].rows(0, rows), teacher.rows(0, rows),
+                                      weighted ? values[i].data() : nullptr, values[i + 1].data(),
+                                      tensors[i + 1].rows(0, rows));
+      if (with_fences) vpkl::impl::fence(exec, "vpkl_test::compare_chains");
+    }
+    vpkl::impl::fence(exec, "vpkl_test::compare_chains");
+    for (Tensor<Exec>& tensor : tensors)
+      tensor.to_host();
+  };
+  chain(chained, chained_values, false);
+  chain(fenced, fenced_values, true);
+  for (int i = 1; i <= calls; ++i) {
+    std::string const what =
+        fmt::format("{} {} [{}, {}] call {}{}", to_string(type), to_string(teacher_type), rows,
+                    columns, i, weighted ? " weighted" : "");
+    EXPECT_EQ(to_host(chained_values[i]), to_host(fenced_values[i])) << what;
+    for (std::int64_t r = 0; r < rows; ++r)
+      ASSERT_TRUE(chained[i].bits(r, columns) == fenced[i].bits(r, columns))
+          << what << " row " << r;
+  }
+}
+
+TYPED_TEST(DivergenceBits, calls_read_what_the_one_before_wrote) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> shapes = {{3, 9001}};
+  if (!vpkl::impl::is_host_space<TypeParam>)
+    shapes.insert(shapes.end(), {{8, 75968}, {70, 9001}, {200, 3001}});
+  for (auto const& [type, teacher] : {std::pair(ElementType::bf16, ElementType::bf16),
+                                      std::pair(ElementType::fp32, ElementType::fp32),
+                                      std::pair(ElementType::bf16, ElementType::fp32)})
+    for (auto const& [rows, columns] : shapes)
+      for (bool weighted : {false, true})
+        compare_chains(TypeParam(), type, teacher, rows, columns, weighted);
+}
+
 #ifdef VPKL_ENABLE_CUDA
 // Rows that a cluster has many of: slots, places and what lanes remember of rows are used again.
 TEST(DivergenceBitsOnChip, many_rows_a_cluster) {

@@ -32,9 +32,14 @@ __device__ __forceinline__ int cluster_size() {
   return static_cast<int>(r);
 }
 
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
+/// \brief First half of a barrier of the cluster. It orders what fence_barrier_init() covers, no
+/// other memory, and so does not wait for copies under way.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+/// \brief Second half.
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 /// \brief Lets the next launch of the stream start now, if it was made to join this one.
@@ -102,6 +107,14 @@ __device__ __forceinline__ void bulk_copy(void* to, void const* from, std::uint3
           "r"(shared_address(to)),
       "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&barrier))
       : "memory");
+}
+
+/// \brief Asks for `bytes` (a multiple of 16, aligned to 16) to be brought into the L2 cache.
+/// Nothing is read: what others still write there may be asked for.
+__device__ __forceinline__ void bulk_prefetch(void const* from, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+               "r"(bytes)
+               : "memory");
 }
 
 /// \brief Stores 16 bytes in a block of the cluster and counts them at a barrier there.

@@ -17,7 +17,8 @@
 
 namespace vpkl::impl::cuda {
 
-template <Divergence divergence, class S, class T, int warps, int slots>
+/// \tparam few whether clusters have few rows
+template <Divergence divergence, bool few, class S, class T, int warps, int slots>
 __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
     fused_kernel(__grid_constant__ FusedJob const in) {
 // Clusters and bulk copies came with compute capability 9.0; the host starts this nowhere else.
@@ -34,21 +35,29 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
   int const blocks = place.blocks, block = place.block, own_rows = place.own_rows;
   int const segments = in.segments, block_segments = place.block_segments;
 
-  if (threadIdx.x == 0) {
-    for (int w = 0; w < warps; ++w)
+  if (lane == 0) {
+    if (warp < warps) {
       for (int s = 0; s < Shape::slots; ++s)
-        shared.full[w][s].init(1);
-    for (int r = 0; r < rows_in_flight; ++r) {
-      shared.records_full[r].init(1);
-      shared.constants_full[r].init(1);
-      shared.constants_empty[r].init(warps);
+        shared.full[warp][s].init(1);
+      fence_bulk_copies();
+    } else {
+      for (int r = 0; r < rows_in_flight; ++r) {
+        shared.records_full[r].init(1);
+        shared.constants_full[r].init(1);
+        shared.constants_empty[r].init(warps);
+      }
+      fence_barrier_init();
     }
-    fence_barrier_init();
   }
-  __syncthreads();
-  cluster_sync();
+  __syncwarp();
+  cluster_arrive();
+  if (!in.joins && !in.placed()) wait_previous_launch();
+  Loader<Shape, S, T> loader(in, place, shared, warp);
+  if (warp < warps) loader.prefetch();
   if (!in.joins) wait_previous_launch();
   allow_next_launch();
+  bool const filled = warp < warps && loader.next();
+  cluster_wait();
 
   if (warp == warps) {
     // The merging warp.
@@ -82,16 +91,20 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
       }
       ring.next();
     }
-    cluster_sync();
     if (in.joins) wait_previous_launch();
     return;
   }
 
   RecordSender const sender(records, shared.records_full, blocks);
-  Loader<Shape, S, T> loader(in, place, shared, warp);
+  // Of slots that are filled at once the first comes as late as the last. One after the other they
+  // come in time for the statistics, but the code for it costs each row a little.
+  int unfilled = Shape::slots - 1;
+  if (!few) {
+    if (filled) shared.full[warp][0].wait(0);
 #pragma unroll 1
-  for (int s = 0; s < Shape::slots; ++s)
-    loader.next();
+    for (; unfilled > 0; --unfilled)
+      loader.next();
+  }
 
   auto const slot_vector = [&](unsigned char const* slot, int i, Vector<S>& s, Vector<T>& t) {
     int const at = (i * lanes + lane) * vector_columns;
@@ -115,6 +128,10 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
           int const segment = k * blocks + block;
           unsigned char const* const slot = shared.slot[warp][ahead_slot.at];
           shared.full[warp][ahead_slot.at].wait(ahead_slot.parity);
+          if (few && unfilled > 0) {
+            --unfilled;
+            loader.next();
+          }
           auto const get = [&](int i, Vector<S>& s, Vector<T>& t) { slot_vector(slot, i, s, t); };
           SegmentRecord const r = segment_statistics<weighting, vectors, Vector<S>, Vector<T>>(
               in.options, in.job.columns - std::int64_t(segment) * segment_columns, get, get);
@@ -181,7 +198,6 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
     store_zeros<warps>(in, place, to, counted ? segments : 0, warp);
     ++behind.row;
   }
-  cluster_sync();
   if (in.joins) wait_previous_launch();
 #endif
 }
@@ -194,15 +210,19 @@ struct FusedKernels {
   static constexpr int warps = sizeof(S) + sizeof(T) == 4 ? 15 : 8;
   using Shape = FusedShape<S, T, warps, slots>;
 
-  template <Divergence divergence>
-  static void load_one() {
-    auto const kernel = fused_kernel<divergence, S, T, warps, slots>;
-    VPKL_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         static_cast<int>(block_memory)));
+  static auto kernel(Divergence divergence, bool few) {
+    if (divergence == Divergence::forward_kl)
+      return few ? fused_kernel<Divergence::forward_kl, true, S, T, warps, slots>
+                 : fused_kernel<Divergence::forward_kl, false, S, T, warps, slots>;
+    return few ? fused_kernel<Divergence::reverse_kl, true, S, T, warps, slots>
+               : fused_kernel<Divergence::reverse_kl, false, S, T, warps, slots>;
   }
   static void load() {
-    load_one<Divergence::forward_kl>();
-    load_one<Divergence::reverse_kl>();
+    for (Divergence divergence : {Divergence::forward_kl, Divergence::reverse_kl})
+      for (bool few : {false, true})
+        VPKL_CHECK_CUDA(cudaFuncSetAttribute(kernel(divergence, few),
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             static_cast<int>(block_memory)));
     FusedJsd<S, T>::load();
   }
 
@@ -219,8 +239,8 @@ struct FusedKernels {
     config.attrs = &attribute;
     config.numAttrs = 1;
     int clusters = 0;
-    VPKL_CHECK_CUDA(cudaOccupancyMaxActiveClusters(
-        &clusters, fused_kernel<Divergence::forward_kl, S, T, warps, slots>, &config));
+    VPKL_CHECK_CUDA(
+        cudaOccupancyMaxActiveClusters(&clusters, kernel(Divergence::forward_kl, false), &config));
     return clusters;
   }
 
@@ -246,11 +266,9 @@ struct FusedKernels {
 
   static void start(cudaStream_t stream, int cluster, int clusters, FusedJob job, bool early) {
     job.lag = Shape::lag(job.segments, cluster);
-    launch_fused<Shape>(stream,
-                        job.job.options.divergence == Divergence::forward_kl
-                            ? fused_kernel<Divergence::forward_kl, S, T, warps, slots>
-                            : fused_kernel<Divergence::reverse_kl, S, T, warps, slots>,
-                        job, cluster, clusters, early);
+    bool const few = job.end_row - job.first_row <= 4 * clusters;
+    launch_fused<Shape>(stream, kernel(job.job.options.divergence, few), job, cluster, clusters,
+                        early);
   }
 
   /// \return number of launches

@@ -63,25 +63,28 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
   int const blocks = place.blocks, block = place.block, own_rows = place.own_rows;
   int const block_segments = place.block_segments;
 
-  if (threadIdx.x == 0) {
-#pragma unroll 1
-    for (int w = 0; w < warps; ++w)
+  if (lane == 0) {
+    if (warp < warps) {
       for (int s = 0; s < Shape::slots; ++s)
-        shared.full[w][s].init(1);
+        shared.full[warp][s].init(1);
+      fence_bulk_copies();
+    } else {
 #pragma unroll 1
-    for (int r = 0; r < rows_in_flight; ++r) {
-      shared.records_full[r].init(1);
-      shared.constants_full[r].init(1);
-      shared.constants_empty[r].init(warps);
-      shared.sums_full[r].init(1);
-      shared.mean_full[r].init(1);
+      for (int r = 0; r < rows_in_flight; ++r) {
+        shared.records_full[r].init(1);
+        shared.constants_full[r].init(1);
+        shared.constants_empty[r].init(warps);
+        shared.sums_full[r].init(1);
+        shared.mean_full[r].init(1);
+      }
+      fence_barrier_init();
     }
-    fence_barrier_init();
   }
-  __syncthreads();
-  cluster_sync();
+  __syncwarp();
+  cluster_arrive();
   wait_previous_launch();
   allow_next_launch();
+  cluster_wait();
 
   if (warp == warps) {
     // The merging warp: a row's records, then the sums of the row before it.
@@ -134,7 +137,6 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
       __syncwarp();
       sums_ring.next();
     }
-    cluster_sync();
     return;
   }
 
@@ -311,7 +313,6 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
       }
     }
   }
-  cluster_sync();
 #endif
 }
 

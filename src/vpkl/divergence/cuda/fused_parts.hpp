@@ -56,6 +56,12 @@ struct FusedJob {
   std::int64_t first_row, end_row;
   int width_segments;  ///< of the gradient's rows; 0 without gradient
   bool joins;          ///< runs beside the launch before it and ends after it
+
+  /// \brief Whether parameters alone say which rows count and where they are read: nothing that a
+  /// launch before may write.
+  __device__ __forceinline__ bool placed() const {
+    return !job.weight && !job.student.index.offsets && !job.teacher.index.offsets;
+  }
 };
 
 /// The block's place in the launch, and its share of the work.
@@ -209,19 +215,29 @@ class Loader {
     open_row();
   }
 
+  /// \brief Has the first segment brought nearer. It is not read, and may still be written.
+  __device__ __forceinline__ void prefetch() const {
+    if (threadIdx.x % lanes != 0 || !aligned_ || !at_segment()) return;
+    int const first = first_column();
+    if (columns_from(first) < segment_columns) return;
+    bulk_prefetch(student_ + first, segment_columns * sizeof(S));
+    bulk_prefetch(teacher_ + first, segment_columns * sizeof(T));
+  }
+
   /// \brief Fills the slot that was freed longest ago, while there are segments.
-  __device__ __forceinline__ void next() {
+  /// \return whether there was one
+  __device__ __forceinline__ bool next() {
     if (!at_segment()) {
       do {
-        if (cursor_.row >= place_.own_rows) return;
+        if (cursor_.row >= place_.own_rows) return false;
         if (rows_.batch.counted(cursor_.row)) cursor_.segment -= place_.block_segments;
         if (++cursor_.row % lanes == 0) fetch();
       } while (!at_segment());
       open_row();
     }
     int const lane = threadIdx.x % lanes;
-    int const first = cursor_.segment * place_.blocks * segment_columns;
-    int const columns = static_cast<int>(in_.job.columns) - place_.block * segment_columns - first;
+    int const first = first_column();
+    int const columns = columns_from(first);
     S const* const student = student_ + first;
     T const* const teacher = teacher_ + first;
     unsigned char* const slot = shared_.slot[warp_][slot_.at];
@@ -253,12 +269,20 @@ class Loader {
     }
     slot_.next();
     cursor_.segment += Shape::warps;
+    return true;
   }
 
  private:
   /// \brief Whether the row counts and has the segment. No row beyond the last one counts.
   __device__ __forceinline__ bool at_segment() const {
     return cursor_.segment < place_.block_segments && rows_.batch.counted(cursor_.row);
+  }
+  /// \brief The segment's first column, counted from the row's first in this block.
+  __device__ __forceinline__ int first_column() const {
+    return cursor_.segment * place_.blocks * segment_columns;
+  }
+  __device__ __forceinline__ int columns_from(int first) const {
+    return static_cast<int>(in_.job.columns) - place_.block * segment_columns - first;
   }
   __device__ __forceinline__ void fetch() {
     rows_.fetch(in_, place_.row(cursor_.row + threadIdx.x % lanes),

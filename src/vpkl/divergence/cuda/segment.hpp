@@ -315,9 +315,7 @@ __device__ inline RowStatistics merge_segments(SegmentRecord const* records, int
 
   double sum_student = 0, sum_teacher = 0, weighted = 0;
   double const scale = options.exponent_scale, unit = inverse_logit_unit;
-#pragma unroll 4
-  for (int i = lane; i < count; i += lanes) {
-    SegmentRecord const part = records[i];
+  auto const add = [&](SegmentRecord const& part) {
     double const part_student = __dadd_rn(part.sum_student, part.rest_student);
     double const part_teacher = __dadd_rn(part.sum_teacher, part.rest_teacher);
     // A set without support has sums of 0.
@@ -335,6 +333,17 @@ __device__ inline RowStatistics merge_segments(SegmentRecord const* records, int
       weighted = __fma_rn(factor_teacher, __fma_rn(part_teacher, -moved, own), weighted);
     if (weighting == Weighting::student)
       weighted = __fma_rn(factor_student, __fma_rn(part_student, moved, own), weighted);
+  };
+  // Several at once, since each is a long chain; a record of zeros adds nothing.
+  constexpr int batch = 3;
+  for (int first = lane; first < count; first += batch * lanes) {
+    SegmentRecord part[batch];
+#pragma unroll
+    for (int b = 0; b < batch; ++b)
+      part[b] = first + b * lanes < count ? records[first + b * lanes] : SegmentRecord{};
+#pragma unroll
+    for (int b = 0; b < batch; ++b)
+      add(part[b]);
   }
   r.sum_student = warp_sum(sum_student);
   r.sum_teacher = warp_sum(sum_teacher);
