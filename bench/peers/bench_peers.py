@@ -11,6 +11,7 @@ in the context where not.
 """
 import argparse
 import datetime
+import itertools
 import json
 import statistics
 import sys
@@ -60,15 +61,17 @@ def with_gradient(function):
     return run
 
 
-def liger(divergence):
-    """liger-kernel's losses take log-probabilities of the student."""
+def liger(divergence, dtype):
+    """liger-kernel's losses take log-probabilities, of this type."""
+
+    def log_probabilities(s, t):
+        return F.log_softmax(s, -1, dtype=dtype), F.log_softmax(t, -1, dtype=dtype)
+
     if divergence == "forward_kl":
         loss = LigerKLDIVLoss(reduction="sum", log_target=True)
-        return lambda s, t: loss(F.log_softmax(s, -1), F.log_softmax(t, -1))
-    if divergence == "jsd":
-        loss = LigerJSD(beta=0.5)
-        return lambda s, t: loss(F.log_softmax(s, -1), F.log_softmax(t, -1)) * s.shape[0]
-    return None
+        return lambda s, t: loss(*log_probabilities(s, t))
+    loss = LigerJSD(beta=0.5)
+    return lambda s, t: loss(*log_probabilities(s, t)) * s.shape[0]
 
 
 def fast_llm_kernel(divergence):
@@ -144,19 +147,24 @@ if triton:
 
 
 def milliseconds(call, sets, repetitions):
-    """Median of timed calls after warm-up, over several sets of buffers."""
-    for i in range(3):
-        call(*sets[i % len(sets)])
-    torch.cuda.synchronize()
-    times = []
-    for i in range(repetitions):
+    """Median over samples of several calls each, after warm-up, over several sets of buffers.
+
+    One call a sample would count the time in which Python prepares it.
+    """
+    buffers = itertools.cycle(sets)
+    calls = 8
+
+    def sample():
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        call(*sets[i % len(sets)])
+        for _ in range(calls):
+            call(*next(buffers))
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+        return begin.elapsed_time(end) / calls
+
+    sample()
+    return statistics.median(sample() for _ in range(repetitions))
 
 
 def candidates(divergence):
@@ -165,8 +173,10 @@ def candidates(divergence):
     yield "torch_compile", with_gradient(compiled)
     if triton and divergence == "forward_kl":
         yield "triton_two_kernels", two_kernels
-    if liger_kernel and liger(divergence):
-        yield "liger", with_gradient(liger(divergence))
+    if liger_kernel and divergence != "reverse_kl":
+        yield "liger", with_gradient(liger(divergence, torch.float32))
+        # Log-probabilities of two or three digits.
+        yield "liger_bf16", with_gradient(liger(divergence, torch.bfloat16))
     if fast_llm and divergence != "jsd":
         yield "fast_llm", fast_llm_kernel(divergence)
 
