@@ -62,7 +62,7 @@ def with_gradient(function):
 
 
 def liger(divergence, dtype):
-    """liger-kernel's losses take log-probabilities, of this type."""
+    """liger-kernel's losses, forward KL and JSD, take log-probabilities; these are of this type."""
 
     def log_probabilities(s, t):
         return F.log_softmax(s, -1, dtype=dtype), F.log_softmax(t, -1, dtype=dtype)
@@ -152,7 +152,8 @@ def milliseconds(call, sets, repetitions):
     One call a sample would count the time in which Python prepares it.
     """
     buffers = itertools.cycle(sets)
-    calls = 8
+    # As many as bench_divergence_cuda, but several.
+    calls = min(64, max(8, (1 << 27) // sets[0][0].numel()))
 
     def sample():
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -174,7 +175,7 @@ def candidates(divergence):
     if triton and divergence == "forward_kl":
         yield "triton_two_kernels", two_kernels
     if liger_kernel and divergence != "reverse_kl":
-        yield "liger", with_gradient(liger(divergence, torch.float32))
+        yield "liger_fp32", with_gradient(liger(divergence, torch.float32))
         # Log-probabilities of two or three digits.
         yield "liger_bf16", with_gradient(liger(divergence, torch.bfloat16))
     if fast_llm and divergence != "jsd":

@@ -32,8 +32,8 @@ __device__ __forceinline__ int cluster_size() {
   return static_cast<int>(r);
 }
 
-/// \brief First half of a barrier of the cluster. It orders what fence_barrier_init() covers, no
-/// other memory, and so does not wait for copies under way.
+/// \brief First half of a barrier of the cluster. It orders what fence_barrier_init() covers and no
+/// other memory.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -89,12 +89,13 @@ struct Barrier {
   }
 };
 
-/// \brief Makes barrier initialisation visible to the cluster and to the copy engine.
+/// \brief Makes barrier initialisation visible to the cluster, from its barrier on.
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/// \brief Orders this thread's ordinary accesses of shared memory before later bulk copies.
+/// \brief Orders this thread's ordinary accesses of shared memory, and barriers it initialised,
+/// before later bulk copies.
 __device__ __forceinline__ void fence_bulk_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

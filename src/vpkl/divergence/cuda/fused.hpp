@@ -17,7 +17,7 @@
 
 namespace vpkl::impl::cuda {
 
-/// \tparam few whether clusters have few rows
+/// \tparam few whether clusters have so few rows that how slots are first filled counts
 template <Divergence divergence, bool few, class S, class T, int warps, int slots>
 __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
     fused_kernel(__grid_constant__ FusedJob const in) {
@@ -35,22 +35,8 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
   int const blocks = place.blocks, block = place.block, own_rows = place.own_rows;
   int const segments = in.segments, block_segments = place.block_segments;
 
-  if (lane == 0) {
-    if (warp < warps) {
-      for (int s = 0; s < Shape::slots; ++s)
-        shared.full[warp][s].init(1);
-      fence_bulk_copies();
-    } else {
-      for (int r = 0; r < rows_in_flight; ++r) {
-        shared.records_full[r].init(1);
-        shared.constants_full[r].init(1);
-        shared.constants_empty[r].init(warps);
-      }
-      fence_barrier_init();
-    }
-  }
-  __syncwarp();
-  cluster_arrive();
+  shared.begin(warp);
+  // The launch before may write which rows count and where they lie.
   if (!in.joins && !in.placed()) wait_previous_launch();
   Loader<Shape, S, T> loader(in, place, shared, warp);
   if (warp < warps) loader.prefetch();
@@ -91,18 +77,20 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
       }
       ring.next();
     }
+    // Every message to this block has been waited for: it may end before others of its cluster.
     if (in.joins) wait_previous_launch();
     return;
   }
 
   RecordSender const sender(records, shared.records_full, blocks);
-  // Of slots that are filled at once the first comes as late as the last. One after the other they
-  // come in time for the statistics, but the code for it costs each row a little.
-  int unfilled = Shape::slots - 1;
+  // Of segments that are asked for at once the first comes as late as the last. Where rows are few,
+  // a warp asks for the next one whenever one has come; where they are many, that code would cost
+  // each row a little, and the first alone goes ahead.
+  int unfilled = few ? Shape::slots - 1 : 0;
   if (!few) {
     if (filled) shared.full[warp][0].wait(0);
 #pragma unroll 1
-    for (; unfilled > 0; --unfilled)
+    for (int s = 1; s < Shape::slots; ++s)
       loader.next();
   }
 
@@ -266,6 +254,7 @@ struct FusedKernels {
 
   static void start(cudaStream_t stream, int cluster, int clusters, FusedJob job, bool early) {
     job.lag = Shape::lag(job.segments, cluster);
+    // As measured: with 2 rows a cluster it gains 3 %, with 8 nothing.
     bool const few = job.end_row - job.first_row <= 4 * clusters;
     launch_fused<Shape>(stream, kernel(job.job.options.divergence, few), job, cluster, clusters,
                         early);

@@ -33,6 +33,17 @@ struct JsdShape {
     Barrier sums_full[rows_in_flight], mean_full[rows_in_flight];
     RowStatistics statistics[rows_in_flight];
     float mean[rows_in_flight];
+
+    __device__ __forceinline__ void begin(int warp) {
+      if (warp == warps && threadIdx.x % lanes == 0) {
+#pragma unroll 1
+        for (int r = 0; r < rows_in_flight; ++r) {
+          sums_full[r].init(1);
+          mean_full[r].init(1);
+        }
+      }
+      Base::Shared::begin(warp);
+    }
   };
   static constexpr std::size_t shared_bytes(std::int64_t segments) {
     return sizeof(Shared) + static_cast<std::size_t>(rows_in_flight * segments) *
@@ -63,25 +74,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
   int const blocks = place.blocks, block = place.block, own_rows = place.own_rows;
   int const block_segments = place.block_segments;
 
-  if (lane == 0) {
-    if (warp < warps) {
-      for (int s = 0; s < Shape::slots; ++s)
-        shared.full[warp][s].init(1);
-      fence_bulk_copies();
-    } else {
-#pragma unroll 1
-      for (int r = 0; r < rows_in_flight; ++r) {
-        shared.records_full[r].init(1);
-        shared.constants_full[r].init(1);
-        shared.constants_empty[r].init(warps);
-        shared.sums_full[r].init(1);
-        shared.mean_full[r].init(1);
-      }
-      fence_barrier_init();
-    }
-  }
-  __syncwarp();
-  cluster_arrive();
+  shared.begin(warp);
   wait_previous_launch();
   allow_next_launch();
   cluster_wait();
@@ -137,6 +130,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
       __syncwarp();
       sums_ring.next();
     }
+    // Every message to this block has been waited for: it may end before others of its cluster.
     return;
   }
 

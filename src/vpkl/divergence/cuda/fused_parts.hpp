@@ -32,6 +32,28 @@ struct FusedShape {
     Barrier full[warps][slots];
     Barrier records_full[rows_in_flight], constants_full[rows_in_flight],
         constants_empty[rows_in_flight];
+
+    /// \brief Initialises the barriers and arrives at the cluster's. A slot's serves its own warp
+    /// and the copy engine at once, the others the cluster once it has met.
+    __device__ __forceinline__ void begin(int warp) {
+      if (threadIdx.x % lanes == 0) {
+        if (warp < warps) {
+          for (int s = 0; s < slots; ++s)
+            full[warp][s].init(1);
+          fence_bulk_copies();
+        } else {
+#pragma unroll 1
+          for (int r = 0; r < rows_in_flight; ++r) {
+            records_full[r].init(1);
+            constants_full[r].init(1);
+            constants_empty[r].init(warps);
+          }
+          fence_barrier_init();
+        }
+      }
+      __syncwarp();
+      cluster_arrive();
+    }
   };
   static constexpr std::size_t shared_bytes(std::int64_t segments) {
     return sizeof(Shared) +
@@ -281,6 +303,7 @@ class Loader {
   __device__ __forceinline__ int first_column() const {
     return cursor_.segment * place_.blocks * segment_columns;
   }
+  /// \brief Columns of the row from there on, maybe none.
   __device__ __forceinline__ int columns_from(int first) const {
     return static_cast<int>(in_.job.columns) - place_.block * segment_columns - first;
   }
@@ -311,7 +334,7 @@ class Loader {
 
 /// \brief Enqueues a fused kernel on `clusters` clusters of `cluster` blocks.
 /// \param[in] early whether it may start while the launch before it ends, for which it waits before
-/// it touches memory (at its end, if it `joins`)
+/// it reads or writes memory (at its end, if it `joins`)
 template <class Shape>
 void launch_fused(cudaStream_t stream, void (*kernel)(FusedJob), FusedJob const& job, int cluster,
                   int clusters, bool early) {
