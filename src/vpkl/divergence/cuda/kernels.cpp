@@ -45,8 +45,8 @@ void check_columns(char const* what, std::int64_t columns) {
 /// even end: JSD's, bound by arithmetic of which smaller blocks waste more, the least.
 constexpr int merged_blocks = 6, kl_gradient_blocks = 36, known_gradient_blocks = 24,
               jsd_gradient_blocks = 12;
-/// Segments that a block should have at least.
-constexpr std::int64_t block_segments = 8;
+
+std::int64_t quotient_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 cuda::TypedKernels const& kernels_of(RowJob const& job) {
   return cuda::typed_kernels(job.student.type, job.teacher.type);
@@ -92,10 +92,12 @@ DivergenceKernels<Kokkos::Cuda>::DivergenceKernels(Kokkos::Cuda const& exec, std
 int DivergenceKernels<Kokkos::Cuda>::parts(RowJob const& job, std::int64_t columns,
                                            int blocks) const {
   std::int64_t const wanted = std::int64_t(multiprocessors_) * blocks;
-  if (job.rows() >= wanted) return 1;
-  return static_cast<int>(
-      std::clamp<std::int64_t>(cuda::segments_of(columns) / block_segments, 1,
-                               (wanted + job.rows() - 1) / std::max<std::int64_t>(job.rows(), 1)));
+  std::int64_t const segments = cuda::segments_of(columns);
+  if (job.rows() >= wanted || segments < 2 * cuda::block_warps) return 1;
+  std::int64_t const most = quotient_up(wanted, job.rows());
+  std::int64_t const turns = quotient_up(segments, cuda::block_warps * most);
+  // The fewest blocks in which no warp has more turns.
+  return static_cast<int>(quotient_up(segments, cuda::block_warps * turns));
 }
 
 int DivergenceKernels<Kokkos::Cuda>::statistics(Kokkos::Cuda const& exec, RowJob const& job,

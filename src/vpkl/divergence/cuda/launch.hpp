@@ -13,6 +13,9 @@
 
 namespace vpkl::impl::cuda {
 
+/// Warps of a block of the kernels that read a row once each.
+constexpr int block_warps = 8;
+
 /// Clusters of the fused kernel that the device holds at once, by blocks a cluster.
 struct ResidentClusters {
   static constexpr int sizes = 3;

@@ -9,8 +9,7 @@
 
 namespace vpkl::impl::cuda {
 
-constexpr int block_threads = 256;
-constexpr int block_warps = block_threads / lanes;
+constexpr int block_threads = block_warps * lanes;
 
 /// \brief Blocks that a multiprocessor shall hold at once, which limits their registers: `two_byte`
 /// where the student's elements are of two bytes, else 2.
