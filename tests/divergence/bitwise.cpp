@@ -198,7 +198,8 @@ int compare_fused(Exec const& exec, DivergenceOptions options, ElementType type,
   for (float& x : logits)
     x = rounded(type, static_cast<float>(3 * normal(random)));
   for (std::int64_t r = 0; r < rows; ++r) {
-    Kind const kind = static_cast<Kind>(r % kinds);
+    // Of all kinds in each cluster, too, whatever their number.
+    Kind const kind = static_cast<Kind>((r + r / kinds) % kinds);
     // Of very many rows those in the middle are left out: more than twice what a warp has lanes, in
     // turn.
     bool const middle = rows > 4000 && r > rows / 10 && r < rows - rows / 10;
@@ -398,6 +399,10 @@ TEST(DivergenceBitsOnChip, many_rows_a_cluster) {
   compare(ElementType::bf16, 0.5, 70, 151936, 8);
   compare(ElementType::fp16, 0.5, 40, 200000, 0);
   compare(ElementType::fp32, 0.5, 40, 151936, 4);
+  // Not so many: the 2, 4 or 8 blocks of a cluster take segments in turn.
+  compare(ElementType::bf16, 0.5, 200, 31001, 0);
+  compare(ElementType::bf16, 0.5, 120, 75968, 0);
+  compare(ElementType::bf16, 0.5, 60, 151936, 0);
 }
 #endif
 

@@ -17,7 +17,8 @@
 
 namespace vpkl::impl::cuda {
 
-/// \tparam few whether clusters have so few rows that how slots are first filled counts
+/// \tparam few whether clusters have so few rows that how slots are first filled counts, and a
+/// segment more or less of a block
 template <Divergence divergence, bool few, class S, class T, int warps, int slots>
 __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
     fused_kernel(__grid_constant__ FusedJob const in) {
@@ -33,12 +34,12 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
   int const warp = threadIdx.x / lanes, lane = threadIdx.x % lanes;
   Place const place(in);
   int const blocks = place.blocks, block = place.block, own_rows = place.own_rows;
-  int const segments = in.segments, block_segments = place.block_segments;
+  int const segments = in.segments;
 
   shared.begin(warp);
   // The launch before may write which rows count and where they lie.
   if (!in.joins && !in.placed()) wait_previous_launch();
-  Loader<Shape, S, T> loader(in, place, shared, warp);
+  Loader<Shape, few, S, T> loader(in, place, shared, warp);
   if (warp < warps) loader.prefetch();
   if (!in.joins) wait_previous_launch();
   allow_next_launch();
@@ -110,10 +111,11 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
     if (step < own_rows) {
       if (ahead.row % lanes == 0) ahead_batch.fetch(in, place.row(ahead.row + lane));
       if (ahead_batch.counted(ahead.row)) {
+        Share const share = place.share<few>(ahead.row);
         int k = ahead.segment;
 #pragma unroll 1
-        for (; k < block_segments; k += warps) {
-          int const segment = k * blocks + block;
+        for (; k < share.segments; k += warps) {
+          int const segment = place.segment(share, k);
           unsigned char const* const slot = shared.slot[warp][ahead_slot.at];
           shared.full[warp][ahead_slot.at].wait(ahead_slot.parity);
           if (few && unfilled > 0) {
@@ -126,7 +128,7 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
           sender.send(r, ahead_ring.at, ahead_ring.at * segments + segment);
           ahead_slot.next();
         }
-        ahead.segment = k - block_segments;
+        ahead.segment = k - share.segments;
         ahead_ring.next();
       }
       ++ahead.row;
@@ -146,10 +148,11 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
       shared.constants_full[behind_ring.at].wait(behind_ring.parity);
       GradientConstants const constants =
           read_by_lane_0<kl_words>(shared.constants[behind_ring.at]);
+      Share const share = place.share<few>(behind.row);
       int k = behind.segment;
 #pragma unroll 1
-      for (; k < block_segments; k += warps) {
-        std::int64_t const first = place.column(k);
+      for (; k < share.segments; k += warps) {
+        std::int64_t const first = std::int64_t(place.segment(share, k)) * segment_columns;
         unsigned char const* const slot = shared.slot[warp][behind_slot.at];
         if (in.gradient.data) {
           if (to.aligned && ordinary<divergence>(constants) &&
@@ -178,7 +181,7 @@ __global__ void __launch_bounds__(FusedShape<S, T, warps, slots>::threads, 1)
         loader.next();
         behind_slot.next();
       }
-      behind.segment = k - block_segments;
+      behind.segment = k - share.segments;
       __syncwarp();
       if (lane == 0) shared.constants_empty[behind_ring.at].arrive();
       behind_ring.next();
@@ -254,8 +257,8 @@ struct FusedKernels {
 
   static void start(cudaStream_t stream, int cluster, int clusters, FusedJob job, bool early) {
     job.lag = Shape::lag(job.segments, cluster);
-    // As measured: with 2 rows a cluster it gains 3 %, with 8 nothing.
-    bool const few = job.end_row - job.first_row <= 4 * clusters;
+    // As measured: with 2 or 5 rows a cluster it gains 3 %, with 8 nothing.
+    bool const few = job.end_row - job.first_row <= 5 * clusters;
     launch_fused<Shape>(stream, kernel(job.job.options.divergence, few), job, cluster, clusters,
                         early);
   }

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
   int const warp = threadIdx.x / lanes, lane = threadIdx.x % lanes;
   Place const place(in);
   int const blocks = place.blocks, block = place.block, own_rows = place.own_rows;
-  int const block_segments = place.block_segments;
+  Share const share = place.share<false>(0);
 
   shared.begin(warp);
   wait_previous_launch();
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
   // Statistics are of row ahead, the gradient of row behind, and the sums of the row after that.
   // Where rows in turn count, a warp with more of the sums' segments than others takes fewer of the
   // next step's statistics'.
-  Cursor ahead{0, (warp + block_segments) % warps}, behind{0, warp};
+  Cursor ahead{0, (warp + share.segments) % warps}, behind{0, warp};
   Ring<rows_in_flight> ahead_ring, behind_ring;
   Ring<Shape::slots> slot;
   PlacedRows ahead_rows, behind_rows;
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
   };
   ahead_rows.fetch(in, place.row(lane), teacher_index);
   behind_rows.fetch(in, place.row(lane), gradient_index);
-  Loader<Shape, S, T> loader(in, place, shared, warp);
+  Loader<Shape, false, S, T> loader(in, place, shared, warp);
 #pragma unroll 1
   for (int s = 0; s < Shape::slots; ++s)
     loader.next();
@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
         RowPointer<T> const teacher = teacher_row(ahead_rows.other_of(ahead.row));
         int k = ahead.segment;
 #pragma unroll 1
-        for (; k < block_segments; k += warps) {
-          std::int64_t const first = place.column(k);
+        for (; k < share.segments; k += warps) {
+          std::int64_t const first = std::int64_t(place.segment(share, k)) * segment_columns;
           auto const load_one = [&](int i, VS& s, VT& t) {
             student.load_one(first, in.job.columns, lane, i, s);
             teacher.load_one(first, in.job.columns, lane, i, t);
@@ -203,9 +203,9 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
             r = segment_statistics<Weighting::none, 1, VS, VT>(in.options, in.job.columns - first,
                                                                load_one, load_one);
           }
-          sender.send(r, ahead_ring.at, ahead_ring.at * segments + k * blocks + block);
+          sender.send(r, ahead_ring.at, ahead_ring.at * segments + place.segment(share, k));
         }
-        ahead.segment = k - block_segments;
+        ahead.segment = k - share.segments;
         ahead_ring.next();
       }
       if (++ahead.row % lanes == 0)
@@ -223,8 +223,8 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
         constants.mean = read_by_lane_0<1>(shared.mean[behind_ring.at]);
         int k = behind.segment;
 #pragma unroll 1
-        for (; k < block_segments; k += warps) {
-          std::int64_t const first = place.column(k);
+        for (; k < share.segments; k += warps) {
+          std::int64_t const first = std::int64_t(place.segment(share, k)) * segment_columns;
           unsigned char* const columns = shared.slot[warp][slot.at];
           auto const get = [&](int i, Vector<float>& l) {
             logarithms(columns, i, [&](float4 const& low, float4 const& high) {
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
           loader.next();
           slot.next();
         }
-        behind.segment = k - block_segments;
+        behind.segment = k - share.segments;
         __syncwarp();
         if (lane == 0) shared.constants_empty[behind_ring.at].arrive();
         behind_ring.next();
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
     GradientConstants const constants = read_by_lane_0<all_words>(shared.constants[behind_ring.at]);
     Ring<Shape::slots> sums_slot = slot;
 #pragma unroll 1
-    for (int k = behind.segment; k < block_segments; k += warps) {
+    for (int k = behind.segment; k < share.segments; k += warps) {
       unsigned char* const columns = shared.slot[warp][sums_slot.at];
       shared.full[warp][sums_slot.at].wait(sums_slot.parity);
       sums_slot.next();
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(JsdShape<S, T>::threads, 1)
       };
       JsdSums const part = any_jsd_sums<1, VS, VT>(constants, in.options, get, keep);
       if (lane < blocks) {
-        JsdSums* const at = sums + behind_ring.at * segments + k * blocks + block;
+        JsdSums* const at = sums + behind_ring.at * segments + place.segment(share, k);
         send(in_block(shared_address(at), lane), bit_cast<uint4>(part),
              in_block(shared_address(&shared.sums_full[behind_ring.at]), lane));
       }

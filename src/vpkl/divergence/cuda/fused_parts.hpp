@@ -86,10 +86,16 @@ struct FusedJob {
   }
 };
 
-/// The block's place in the launch, and its share of the work.
+/// The block's share of a row: of every `blocks` segments one.
+struct Share {
+  int first, segments;
+};
+
+/// The block's place in the launch.
 struct Place {
   int blocks, block;       ///< of the cluster
-  int block_segments;      ///< of a row
+  int segments;            ///< of a row
+  int block_segments;      ///< of a row that the block takes, if not in turn
   int own_rows;            ///< of the cluster
   std::int64_t first_row;  ///< of them
   std::int64_t clusters;   ///< and the distance of one to the next
@@ -97,15 +103,23 @@ struct Place {
   __device__ __forceinline__ explicit Place(FusedJob const& in)
       : blocks(cluster_size()),
         block(cluster_rank()),
+        segments(in.segments),
         block_segments((in.segments - block + blocks - 1) / blocks),
         first_row(in.first_row + blockIdx.x / blocks),
         clusters(gridDim.x / blocks) {
     own_rows = static_cast<int>((in.end_row - first_row + clusters - 1) / clusters);
   }
   __device__ __forceinline__ std::int64_t row(int own) const { return first_row + own * clusters; }
-  /// \brief First column of the block's segment `k`.
-  __device__ __forceinline__ std::int64_t column(int k) const {
-    return std::int64_t(k * blocks + block) * segment_columns;
+  /// \tparam in_turn whether blocks take segments in turn through all rows of the cluster, so that
+  /// none has the larger share of each. Where rows are many, that costs as much as it gains.
+  template <bool in_turn>
+  __device__ __forceinline__ Share share(int own) const {
+    if (!in_turn) return {block, block_segments};
+    int const first = (block - own * segments) & (blocks - 1);  // a power of two
+    return {first, (segments - first + blocks - 1) >> (31 - __clz(blocks))};
+  }
+  __device__ __forceinline__ int segment(Share const& share, int k) const {
+    return k * blocks + share.first;
   }
 };
 
@@ -227,12 +241,17 @@ __device__ __forceinline__ void store_zeros(FusedJob const& in, Place const& pla
 }
 
 /// Brings a warp's segments into its slots, in the order in which it will work on them.
-template <class Shape, class S, class T>
+template <class Shape, bool in_turn, class S, class T>
 class Loader {
  public:
   __device__ __forceinline__ Loader(FusedJob const& in, Place const& place,
                                     typename Shape::Shared& shared, int warp)
-      : in_(in), place_(place), shared_(shared), warp_(warp), cursor_{0, warp} {
+      : in_(in),
+        place_(place),
+        shared_(shared),
+        warp_(warp),
+        cursor_{0, warp},
+        share_(place.share<in_turn>(0)) {
     fetch();
     open_row();
   }
@@ -252,8 +271,9 @@ class Loader {
     if (!at_segment()) {
       do {
         if (cursor_.row >= place_.own_rows) return false;
-        if (rows_.batch.counted(cursor_.row)) cursor_.segment -= place_.block_segments;
+        if (rows_.batch.counted(cursor_.row)) cursor_.segment -= share_.segments;
         if (++cursor_.row % lanes == 0) fetch();
+        share_ = place_.share<in_turn>(cursor_.row);
       } while (!at_segment());
       open_row();
     }
@@ -297,7 +317,7 @@ class Loader {
  private:
   /// \brief Whether the row counts and has the segment. No row beyond the last one counts.
   __device__ __forceinline__ bool at_segment() const {
-    return cursor_.segment < place_.block_segments && rows_.batch.counted(cursor_.row);
+    return cursor_.segment < share_.segments && rows_.batch.counted(cursor_.row);
   }
   /// \brief The segment's first column, counted from the row's first in this block.
   __device__ __forceinline__ int first_column() const {
@@ -305,14 +325,14 @@ class Loader {
   }
   /// \brief Columns of the row from there on, maybe none.
   __device__ __forceinline__ int columns_from(int first) const {
-    return static_cast<int>(in_.job.columns) - place_.block * segment_columns - first;
+    return static_cast<int>(in_.job.columns) - share_.first * segment_columns - first;
   }
   __device__ __forceinline__ void fetch() {
     rows_.fetch(in_, place_.row(cursor_.row + threadIdx.x % lanes),
                 [this](std::int64_t row) { return in_.job.teacher_element(row); });
   }
   __device__ __forceinline__ void open_row() {
-    int const first = place_.block * segment_columns;
+    int const first = share_.first * segment_columns;
     student_ = static_cast<S const*>(in_.job.student.data) + rows_.student_of(cursor_.row) + first;
     teacher_ = static_cast<T const*>(in_.job.teacher.data) + rows_.other_of(cursor_.row) + first;
     aligned_ =
@@ -325,6 +345,7 @@ class Loader {
   typename Shape::Shared& shared_;
   int const warp_;
   Cursor cursor_;
+  Share share_;  ///< of the cursor's row
   Ring<Shape::slots> slot_;
   PlacedRows rows_;
   S const* student_;  ///< the row's first column in this block
